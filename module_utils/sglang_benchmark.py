@@ -1,0 +1,146 @@
+# Copyright: sglang-fleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What `sglang.bench_serving` is asked, and what its JSONL records say.
+
+Every figure is bench_serving's own (percentiles too). Only flags and keys that are in 0.5.9 to 0.5.23 are used.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+
+# Importing bench_serving takes longer than a short benchmark, so one process runs its command line once per concurrency.
+# It stops at the first run with a failed request: against a dead server each further run would wait a minute for it.
+# Arguments: the JSONL that the runs append to, and the command lines as JSON.
+DRIVER = """
+import json, runpy, sys
+output, command_lines = sys.argv[1], json.loads(sys.argv[2])
+for command_line in command_lines:
+    sys.argv = ["bench_serving"] + command_line
+    runpy.run_module("sglang.bench_serving", run_name="__main__", alter_sys=True)
+    with open(output) as file:
+        record = json.loads(file.readlines()[-1])
+    if any(record["errors"]) or not all(record["ttfts"]):
+        break
+"""
+
+# Kept out of the stored record: server_info holds the server's API keys, the other two are large and unread.
+NOT_STORED = ("server_info", "generated_texts", "itls")
+
+# bench_serving counts tokens when a chunk brings text, so a last token without text is missed when the server
+# streams increments; an answer is called short only below this part of what was asked.
+LEAST_OUTPUT = 0.95
+
+NO_TEXT = "the server answered without any text"
+
+
+def number_of_requests(concurrency, per_concurrency, least):
+    """How many requests to send at this concurrency."""
+    return max(concurrency * per_concurrency, least)
+
+
+def command_line(base_url, served_model_name, tokenizer, concurrency, requests, input_tokens, output_tokens, seed,
+                 output_file):
+    """The arguments of one `python -m sglang.bench_serving`."""
+    return [
+        "--backend", "sglang",
+        "--base-url", base_url,
+        # Without --model it would look the served name up on the model hub.
+        "--model", tokenizer,
+        "--served-model-name", served_model_name,
+        "--tokenizer", tokenizer,
+        "--dataset-name", "random-ids",
+        # Token ids: as text, the server would count other lengths than the ones asked for.
+        "--tokenize-prompt",
+        "--random-input-len", str(input_tokens),
+        "--random-output-len", str(output_tokens),
+        "--random-range-ratio", "1",
+        "--num-prompts", str(requests),
+        "--max-concurrency", str(concurrency),
+        "--warmup-requests", str(concurrency),
+        "--seed", str(seed),
+        "--disable-tqdm",
+        # The only place where a failed request shows.
+        "--output-details",
+        "--output-file", output_file,
+    ]
+
+
+def parse_records(text):
+    """The records of bench_serving's JSONL; a line cut off by a kill is left out."""
+    records = []
+    for line in text.splitlines():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue
+    return records
+
+
+def failures(record):
+    """One sentence for each request that did not bring what it was asked for.
+
+    An error inside a stream that began with HTTP 200 (an input longer than the context) is counted by bench_serving as
+    completed, with all its tokens; only the missing first token tells.
+    """
+    asked = record["random_output_len"]
+    found = []
+    for error, ttft, tokens in zip(record["errors"], record["ttfts"], record["output_lens"]):
+        if error:
+            found.append(last_line(error))
+        elif not ttft:
+            found.append(NO_TEXT)
+        elif tokens < asked * LEAST_OUTPUT:
+            found.append(f"the answer ended after {tokens} of {asked} tokens")
+    return found
+
+
+def summarise(record, seed):
+    """The figures of one run, as the module returns them."""
+    requests = len(record["errors"])
+    failed = len(failures(record))
+
+    def figure(key):
+        # With failures among the answers bench_serving's figures are wrong, usually far too good.
+        value = record.get(key)
+        return None if failed or value is None or not math.isfinite(value) else round(value, 3)
+
+    return {
+        "concurrency": record["max_concurrency"],
+        "requests": requests,
+        "completed": requests - failed,
+        "failed": failed,
+        "seed": seed,
+        "duration_s": figure("duration"),
+        "output_tok_s": figure("output_throughput"),
+        "total_tok_s": figure("total_throughput"),
+        "input_tokens": figure("total_input_tokens"),
+        "output_tokens": figure("total_output_tokens"),
+        "ttft_ms": {"median": figure("median_ttft_ms"), "p99": figure("p99_ttft_ms")},
+        "tpot_ms": {"median": figure("median_tpot_ms"), "p99": figure("p99_tpot_ms")},
+        # Servers without speculation say null or 0.
+        "accept_length": figure("accept_length") or None,
+    }
+
+
+def storable(record, seed):
+    """The record without secrets and bulk, as strict JSON (bench_serving writes Infinity and NaN)."""
+    kept = {key: _strict(value) for key, value in record.items() if key not in NOT_STORED}
+    kept["sglang_version"] = (record.get("server_info") or {}).get("version")
+    kept["seed"] = seed
+    kept["failed"] = len(failures(record))
+    return kept
+
+
+def last_line(text):
+    """The last line of a traceback or of an output that says something."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def _strict(value):
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else "inf"
+    return value

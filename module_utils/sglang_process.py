@@ -1,0 +1,206 @@
+# Copyright: sglang-fleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Processes of a node: who is who, who is alive, who listens, and how to end what is ours.
+
+A process is known by pid, start time in clock ticks and boot id, never by a name: a pid alone is reused, and SGLang's
+children rename themselves. Linux only: all of it is read from /proc.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import signal
+import socket
+import time
+
+Stat = collections.namedtuple("Stat", "pid state parent session start_ticks rss_bytes")
+Listener = collections.namedtuple("Listener", "address port pid session command")
+
+MARKERS = ("SGLANG_FLEET_ROOT", "SGLANG_FLEET_SERVER")
+DEAD_STATES = "ZX"  # a zombie is dead: PID 1 of a container may not reap it for a long time
+LISTEN = "0A"
+
+
+def boot_id():
+    """Changes with every boot of the machine: a pid from before it means nothing after."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
+        return stream.read().strip()
+
+
+def boot_seconds():
+    """Seconds since the machine booted, suspended time included: no clock that someone sets can move it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def read_stat(pid):
+    """A process's Stat, or None when there is none (any more)."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stream:
+            text = stream.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The second field is the name in parentheses and may itself hold spaces and parentheses.
+    fields = text[text.rindex(")") + 2 :].split()
+    return Stat(
+        pid=int(pid),
+        state=fields[0],
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        start_ticks=int(fields[19]),
+        rss_bytes=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
+    )
+
+
+def identity(pid):
+    """What a process is known by later, or None when it is gone."""
+    stat = read_stat(pid)
+    if stat is None:
+        return None
+    return {"pid": stat.pid, "start_ticks": stat.start_ticks, "boot_id": boot_id(), "sid": stat.session}
+
+
+def alive(known):
+    """The Stat of the very process that ``known`` (an identity) names, or None."""
+    if not known or known.get("boot_id") != boot_id():
+        return None
+    stat = read_stat(known["pid"])
+    if stat is None or stat.start_ticks != known["start_ticks"] or stat.state in DEAD_STATES:
+        return None
+    return stat
+
+
+def living():
+    """Stats of all processes that are not dead."""
+    stats = (read_stat(name) for name in os.listdir("/proc") if name.isdigit())
+    return [stat for stat in stats if stat is not None and stat.state not in DEAD_STATES]
+
+
+def command(pid):
+    """A process's command line for a message, or ``?`` when it may not be read."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as stream:
+            words = stream.read().decode("utf-8", "replace").split("\0")
+    except OSError:
+        return "?"
+    return " ".join(word for word in words if word) or "?"
+
+
+def _environment(pid):
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as stream:
+            return stream.read().split(b"\0")
+    except OSError:  # another user's, or gone
+        return []
+
+
+def marked(root, server):
+    """Stats of living processes whose environment says that they were started for this server."""
+    wanted = {f"{name}={value}".encode() for name, value in zip(MARKERS, (root, server))}
+    return [stat for stat in living() if wanted.issubset(_environment(stat.pid))]
+
+
+def members(root, server, session=None):
+    """Every living process of a server: those of its session and those marked as its own."""
+    ours = {stat.pid: stat for stat in marked(root, server)}
+    if session is not None:
+        ours.update((stat.pid, stat) for stat in living() if stat.session == session)
+    ours.pop(os.getpid(), None)
+    return list(ours.values())
+
+
+def _address(text):
+    """An address of /proc/net/tcp: hex, in groups of four bytes, each group in the machine's byte order."""
+    words = [bytes.fromhex(text[start : start + 8])[::-1] for start in range(0, len(text), 8)]
+    packed = b"".join(words)
+    return socket.inet_ntop(socket.AF_INET6 if len(packed) == 16 else socket.AF_INET, packed)
+
+
+def _owner_of_inode(inode):
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            for handle in os.listdir(f"/proc/{name}/fd"):
+                if os.readlink(f"/proc/{name}/fd/{handle}") == f"socket:[{inode}]":
+                    return int(name)
+        except OSError:  # gone, or another user's
+            continue
+    return None
+
+
+def listeners(port):
+    """Who listens on a TCP port of this machine, on whatever address."""
+    found = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table, encoding="ascii") as stream:
+                rows = [line.split() for line in stream.readlines()[1:]]
+        except FileNotFoundError:  # no IPv6
+            continue
+        for row in rows:
+            address, _, hex_port = row[1].rpartition(":")
+            if row[3] == LISTEN and int(hex_port, 16) == port:
+                pid = _owner_of_inode(row[9])
+                stat = read_stat(pid) if pid else None
+                found.append(
+                    Listener(_address(address), port, pid, stat.session if stat else None, command(pid) if pid else "?")
+                )
+    return found
+
+
+def describe(listener):
+    """A listener for a message."""
+    if listener.pid is None:
+        return f"a process of another user on {listener.address}"
+    return f"pid {listener.pid} ({listener.command[:160]})"
+
+
+def shared_memory(pids):
+    """Files in /dev/shm that these processes have mapped: SGLang leaves some behind, even after a clean stop."""
+    files = set()
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as stream:
+                for line in stream:
+                    path = line.rstrip("\n").partition("/dev/shm/")[2]
+                    if path.startswith(("sglang_", "sgl_shm_")) and not path.endswith(" (deleted)"):
+                        files.add("/dev/shm/" + path)
+        except OSError:
+            continue
+    return files
+
+
+def send(pid, number, start_ticks):
+    """Signal one process, if it is still the one that was meant. False when it is gone."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    except (AttributeError, OSError):  # Python before 3.9, a kernel before 5.3: a look and a signal, a moment apart
+        handle = None
+    try:
+        stat = read_stat(pid)
+        if stat is None or stat.start_ticks != start_ticks:
+            return False
+        if handle is None:
+            os.kill(pid, number)
+        else:
+            signal.pidfd_send_signal(handle, number)
+        return True
+    except ProcessLookupError:
+        return False
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def wait_until(condition, seconds, pause=0.1):
+    """The first true value of ``condition()``, or its last one when the time is over."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value or time.monotonic() >= deadline:
+            return value
+        time.sleep(pause)

@@ -1,0 +1,133 @@
+# Copyright: sglang-fleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Where a server's files are on a node, and its state file: what was started, by what identity, with what outcome."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+import time
+
+SCHEMA = 1
+
+
+class Busy(Exception):
+    """Another run works on this server; the text says who."""
+
+
+class Paths:
+    """The files of one server below the fleet's folder on the node."""
+
+    def __init__(self, root, slug):
+        self.root = root
+        self.scripts = os.path.join(root, "scripts")
+        self.logs = os.path.join(root, "logs", slug)
+        self.newest_log = os.path.join(root, "logs", f"{slug}.log")
+        self.run = os.path.join(root, "run")
+        self.cache = os.path.join(root, "cache")
+        self.state = os.path.join(self.run, f"{slug}.json")
+        self.lock = os.path.join(self.run, f"{slug}.lock")
+        self.secrets = os.path.join(self.run, f"{slug}.secrets.yml")
+
+    def make(self):
+        """Make the folders that are missing."""
+        for folder in (self.scripts, self.logs, self.run, self.cache):
+            os.makedirs(folder, mode=0o755, exist_ok=True)
+
+
+def utc_now():
+    """The time for a record: UTC, ISO 8601."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def new_log(paths):
+    """The path of a boot's log, which no other boot has: a stale log can't answer for a new start."""
+    stem = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    for suffix in ["", *(f"-{number}" for number in range(1, 1000))]:
+        path = os.path.join(paths.logs, f"{stem}{suffix}.log")
+        if not os.path.exists(path):
+            return path
+    raise OSError(f"{paths.logs} has a thousand logs of this very second: remove some")
+
+
+def write_atomic(path, text, mode):
+    """Write a file so that a reader sees the old or the new one, whole, whatever happens meanwhile."""
+    handle, temporary = tempfile.mkstemp(prefix=".", suffix=".new", dir=os.path.dirname(path))
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fchmod(stream.fileno(), mode)
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def link_atomic(target, link):
+    """Point ``link`` to ``target``, replacing what it pointed to."""
+    temporary = f"{link}.{os.getpid()}.new"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+    os.symlink(target, temporary)
+    os.replace(temporary, link)
+
+
+def read_text(path):
+    """A file's text, or None when there is no such file."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return stream.read()
+    except FileNotFoundError:
+        return None
+
+
+def read_state(path):
+    """The state file as a mapping; empty when there is none or it does not parse (it is written whole, or not at all)."""
+    text = read_text(path)
+    if not text:
+        return {}
+    try:
+        state = json.loads(text)
+    except ValueError:
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
+def write_state(path, state):
+    """Write the state file. It holds no secret: anyone who may log in may read it."""
+    write_atomic(path, json.dumps({"schema": SCHEMA, **state}, indent=2, sort_keys=True) + "\n", 0o644)
+
+
+def launch_sha256(argv, env, secrets):
+    """One figure for all that decides how a server runs. Equal figures: no restart needed."""
+    told = json.dumps([list(argv), dict(env), secrets], sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(told.encode("utf-8")).hexdigest()
+
+
+@contextlib.contextmanager
+def lock(path, who, seconds):
+    """Hold a server's lock; Busy, naming the holder, when it stays taken. A dead holder's lock is free by itself."""
+    deadline = time.monotonic() + seconds
+    with open(path, "a+", encoding="utf-8") as stream:
+        while True:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    stream.seek(0)
+                    raise Busy(stream.read().strip() or "unknown") from None
+                time.sleep(0.2)
+        stream.seek(0)
+        stream.truncate()
+        stream.write(f"{who}, pid {os.getpid()}, since {utc_now()}\n")
+        stream.flush()
+        yield
