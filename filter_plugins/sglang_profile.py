@@ -206,8 +206,9 @@ def _only_allowed(what, args):
 
 def launch_spec(request):
     """What one server is started with, worked out from the inventory, the profile, the model and the engine."""
-    engine, releases = request["engine"], request["releases"]
-    device, release, root = engine["device"], str(engine["release"]), request["root"]
+    engine, releases, found = request["engine"], request["releases"], request.get("found") or {}
+    device, root = engine["device"], request["root"]
+    release = _engine_release(request["name"], engine, found.get("engine"), releases)
     if not isinstance(root, str) or not root.startswith("/"):
         raise AnsibleFilterError(f"sglang_root is {root!r}: expected a folder on the node, from /")
     devices = _mapping("sglang_devices", request["devices"])
@@ -229,7 +230,11 @@ def launch_spec(request):
     gpus = request["gpus"]
     if device == "cuda" and not gpus:
         raise AnsibleFilterError(f"{request['name']} has no gpus and its engine is for cuda: name its GPUs in the inventory")
-    slug = "sglang_" + request["name"].removeprefix(f"{request['node']}-")
+    _check_gpus(request["name"], request["node"], gpus, found.get("gpus"))
+    problem = found.get("models", {}).get(model["path"], {}).get("problem")
+    if problem and not (problem.startswith("there is no model folder") and request.get("tolerate_absent_model")):
+        raise AnsibleFilterError(f"{request['name']}: {problem}")
+    slug = request["slug"]
     own = {
         "model-path": model["path"],
         "served-model-name": model.get("served_name", request["model"]),
@@ -258,9 +263,10 @@ def launch_spec(request):
         (f"{request['name']}, env", request["env"]),
     )
     if device == "cuda":
-        uuids = request["gpu_uuids"]
-        # CUDA and nvidia-smi number GPUs differently unless told: a UUID means one card to both.
-        visible = [uuids[str(gpu)] if str(gpu) in uuids else str(gpu) for gpu in gpus]
+        uuids = {gpu["index"]: gpu["uuid"] for gpu in found.get("gpus") or []}
+        # CUDA and nvidia-smi number GPUs differently unless told: a UUID means one card to both. With more than one,
+        # SGLang reads the list as numbers and would quietly lose its fast all-reduce.
+        visible = [uuids.get(gpus[0], str(gpus[0]))] if len(gpus) == 1 else [str(gpu) for gpu in gpus]
         environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(visible), **environment}
     host = "127.0.0.1" if request["host"] in ("0.0.0.0", "::") else request["host"]
     python = f"{engine['venv']}/bin/python"
@@ -288,6 +294,27 @@ def launch_spec(request):
         "asked_running": chosen.get("max-running-requests"),
         "warnings": _release_warnings(releases, release),
     }
+
+
+def _engine_release(name, engine, found, releases):
+    """The release to plan for: the one found on the node, which must be the one declared; else the newest known."""
+    declared = str(engine.get("release") or "")
+    actual = str((found or {}).get("release") or "")
+    if declared and actual and _release("sglang_engine_release", declared) != _release("the engine's release", actual):
+        raise AnsibleFilterError(
+            f"{name}: the engine at {engine['venv']} is SGLang {actual} and the inventory says {declared}:"
+            " correct sglang_engine_release, or point sglang_engine_venv to the right one"
+        )
+    return actual or declared or str(releases["known"][-1])
+
+
+def _check_gpus(name, node, gpus, found):
+    """Refuse a GPU that the node does not have. ``found`` is None where no node was asked."""
+    there = [gpu["index"] for gpu in found or []]
+    absent = [gpu for gpu in gpus if found is not None and gpu not in there]
+    if absent:
+        has = f"GPUs {', '.join(map(str, there))}" if there else "no GPU that its driver shows"
+        raise AnsibleFilterError(f"{name}: {node} has {has}, and the inventory asks for GPU {absent[0]}: correct its gpus")
 
 
 def _release_warnings(releases, release):

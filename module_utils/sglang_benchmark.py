@@ -33,7 +33,7 @@ NOT_STORED = ("server_info", "generated_texts", "itls")
 # streams increments; an answer is called short only below this part of what was asked.
 LEAST_OUTPUT = 0.95
 
-NO_TEXT = "the server answered without any text"
+NO_TEXT = "the server answered without any text, see its log"
 
 
 def number_of_requests(concurrency, per_concurrency, least):

@@ -22,11 +22,22 @@ STAGES = [
     (re.compile(r"Load weight begin"), "weights"),
     (re.compile(r"Mamba Cache is allocated"), "state pool"),
     (re.compile(r"KV Cache is allocated"), "KV pool"),
-    (re.compile(r"Capture .*(?:CUDA|cuda) graph begin"), "graph capture"),
+    (re.compile(r"Capture .*(?:CUDA|CPU|cuda|cpu) graph begin"), "graph capture"),
     (re.compile(r"Allocating .*GB host memory"), "host pools"),
     (re.compile(r"Uvicorn running on"), "warm-up"),
     (re.compile(r"The server is fired up and ready to roll"), READY),
 ]
+# Seconds without a new stage after which a start counts as stuck. Weights may come over a slow network file system; graphs are compiled on first use.
+STAGE_LIMITS = {
+    "import": 600,
+    "weights": 1800,
+    "state pool": 300,
+    "KV pool": 600,
+    "graph capture": 1200,
+    "host pools": 600,
+    "warm-up": 300,
+    READY: 60,
+}
 STAGE_NAMES = [FIRST_STAGE, *dict.fromkeys(stage for _, stage in STAGES)]
 
 _NUMBER = r"(-?[\d.]+)"

@@ -102,12 +102,42 @@ def marked(root, server):
 
 
 def members(root, server, session=None):
-    """Every living process of a server: those of its session and those marked as its own."""
-    ours = {stat.pid: stat for stat in marked(root, server)}
-    if session is not None:
-        ours.update((stat.pid, stat) for stat in living() if stat.session == session)
-    ours.pop(os.getpid(), None)
-    return list(ours.values())
+    """Every living process of a server: marked ones, their descendants, and all of a session that one of them leads.
+
+    The marker alone is not enough: SGLang's scheduler and detokenizer rename themselves, which overwrites the memory
+    where the kernel keeps the environment that a process was started with. A session led by someone else is not ours:
+    a start script that was run by hand lives in that person's login session.
+    """
+    everyone = {stat.pid: stat for stat in living()}
+    ours = {stat.pid for stat in marked(root, server)}
+    led = {everyone[pid].session for pid in ours if pid in everyone and everyone[pid].session == pid} | ({session} - {None})
+    ours |= {stat.pid for stat in everyone.values() if stat.session in led}
+    children = ours
+    while children:
+        children = {stat.pid for stat in everyone.values() if stat.parent in children} - ours
+        ours |= children
+    return [everyone[pid] for pid in sorted(ours) if pid in everyone and pid != os.getpid()]
+
+
+def orphans(root, server, known, python):
+    """Living processes of a server whose main process is gone.
+
+    ``known`` is that process's identity and ``python`` the interpreter it ran. Its session's number is trusted while
+    nobody else leads it and its members look like SGLang's: after the last of them a pid is free for anyone.
+    """
+    found = {stat.pid: stat for stat in members(root, server)}
+    if known and known.get("boot_id") == boot_id():
+        leader = read_stat(known["sid"])
+        if leader is None or leader.start_ticks == known["start_ticks"]:
+            for stat in living():
+                if stat.session == known["sid"] and command(stat.pid).startswith(("sglang::", python)):
+                    found[stat.pid] = stat
+    return list(found.values())
+
+
+def started_unrecorded(root, server):
+    """The main process of a start that was cut before it was written down: marked, and leader of its session."""
+    return next((stat for stat in marked(root, server) if stat.session == stat.pid), None)
 
 
 def _address(text):

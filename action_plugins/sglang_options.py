@@ -1,0 +1,60 @@
+# Copyright: sglang-fleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Checks what was typed behind -e and --limit before anything else looks at it."""
+
+from __future__ import annotations
+
+import difflib
+
+from ansible.errors import AnsibleActionFail
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible.plugins.action import ActionBase
+from ansible.utils.vars import load_extra_vars
+
+TYPES = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "text", "path": "a path", "list": "a list"}
+
+
+class ActionModule(ActionBase):
+    """See ``ansible-doc sglang_options``."""
+
+    _supports_check_mode = True
+    _requires_connection = False
+
+    def run(self, tmp=None, task_vars=None):
+        result = super().run(tmp, task_vars)
+        options = self._task.args.get("options") or {}
+        given = load_extra_vars(self._loader)
+        self._refuse_misspelled(given, options)
+        self._refuse_wrong_type(given, options)
+        self._refuse_empty_selection(task_vars)
+        result["changed"] = False
+        return result
+
+    def _refuse_misspelled(self, given, options):
+        for name in given:
+            near = difflib.get_close_matches(name, options, n=1, cutoff=0.75)
+            if name not in options and near:
+                raise AnsibleActionFail(f"-e {name} is not an option of this playbook: did you mean '{near[0]}'?")
+
+    def _refuse_wrong_type(self, given, options):
+        for name, kind in options.items():
+            if name not in given:
+                continue
+            wrong = ArgumentSpecValidator({name: {"type": kind}}).validate({name: given[name]}).error_messages
+            if wrong or given[name] is None or given[name] == "":
+                raise AnsibleActionFail(f"-e {name} is {given[name]!r}: expected {TYPES[kind]}")
+
+    def _refuse_empty_selection(self, task_vars):
+        groups = task_vars["groups"]
+        servers = groups.get("sglang_servers", [])
+        if not servers:
+            raise AnsibleActionFail(
+                "the inventory has no server (group sglang_servers is empty):"
+                " give one with -i, such as -i inventory/four_gpus.yml, and see its first lines for the form"
+            )
+        chosen = set(task_vars["ansible_play_hosts_all"]) | set(task_vars.get("ansible_play_batch", []))
+        if not chosen.intersection(servers) and chosen != {"localhost"}:
+            of_node = [f"node_{node}" for node in groups.get("sglang_nodes", []) if node in chosen]
+            hint = f"did you mean {of_node[0]}, all servers of that node?" if of_node else f"servers are {', '.join(servers[:8])}"
+            raise AnsibleActionFail(f"--limit selects no server: {hint}")

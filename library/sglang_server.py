@@ -1,0 +1,640 @@
+#!/usr/bin/python
+# Copyright: sglang-fleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Start and stop one SGLang server, and check beforehand that it could be started."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: sglang_server
+short_description: Start or stop one SGLang server of a node
+description:
+  - Starts an SGLang server detached from the connection (a new session, all descriptors redirected), with a start
+    script that can be run by hand and a log file of its own, and remembers it by pid, start time and boot id.
+  - Starting is idempotent. A server that already runs with the same command line, environment and keys is left alone.
+    One that runs with others is refused, unless O(replace=true).
+  - Stopping sends SIGTERM to the server's main process alone, so that SGLang drains; what is left after O(stop_timeout)
+    is killed, with every process of its session and every process marked as started for it. A stranger is never touched.
+  - The module does not wait until the server serves. M(sglang_wait) does.
+options:
+  name:
+    description: The server's name in the inventory, such as V(node1-gpu0). Names the server in every message.
+    type: str
+    required: true
+  slug:
+    description: Stem of the server's files on the node, such as V(sglang_gpu0).
+    type: str
+    required: true
+  root:
+    description: The fleet's folder on the node.
+    type: path
+    required: true
+  state:
+    description:
+      - V(checked) finds out whether V(started) would go through and changes nothing but a cache of flag checks.
+      - V(started) makes sure that the server runs with O(argv) and O(env).
+      - V(stopped) makes sure that nothing of the server is left.
+    type: str
+    choices: [checked, started, stopped]
+    default: started
+  profile:
+    description: Name of the profile that O(argv) comes from. Required for V(checked) and V(started).
+    type: str
+  argv:
+    description: The server's command line, word by word, from the engine's python on. It holds no secret.
+    type: list
+    elements: str
+  env:
+    description: What the start script exports.
+    type: dict
+    default: {}
+  script:
+    description: Text of the start script. Required for V(checked) and V(started).
+    type: str
+  script_path:
+    description: Where the start script is put.
+    type: path
+  port:
+    description: Port that the server will listen on. Looked at before a start, because SGLang itself looks only after one.
+    type: int
+    required: true
+  secrets:
+    description:
+      - SGLang's keys (C(api-key), C(admin-api-key)). Written to a file of mode 0600 that C(--config) names.
+    type: dict
+    default: {}
+  record:
+    description: What else to keep in the state file about this start, such as model, release and URL. No secrets.
+    type: dict
+    default: {}
+  replace:
+    description: Stop what runs with other flags and start anew, instead of refusing.
+    type: bool
+    default: false
+  stop_timeout:
+    description: Seconds that requests in flight get to finish after SIGTERM, before SIGKILL.
+    type: int
+    default: 60
+  lock_timeout:
+    description: Seconds to wait for another run that works on this server.
+    type: int
+    default: 10
+  who:
+    description: Who asks, for the lock and the records, such as V(alice@laptop).
+    type: str
+    default: ansible
+extends_documentation_fragment: [action_common_attributes]
+attributes:
+  check_mode: {support: full}
+  diff_mode: {support: full}
+  platform: {support: full, platforms: linux}
+notes:
+  - Run it under the engine's own Python or any other from 3.9 on. It needs no third-party module.
+  - Processes of another user, and processes that this project did not start, are named and never signalled.
+author: [sglang-fleet contributors]
+"""
+
+EXAMPLES = r"""
+- name: Start a server
+  sglang_server:
+    name: node1-gpu0
+    slug: sglang_gpu0
+    root: /srv/sglang
+    profile: nomtp
+    argv: [/opt/sglang/venv/bin/python, -m, sglang.launch_server, --model-path, /srv/models/Qwen3.6-27B, --port, "30000"]
+    script: "{{ lookup('ansible.builtin.template', 'start.sh.j2') }}"
+    script_path: /srv/sglang/scripts/start_sglang_gpu0_nomtp.sh
+    port: 30000
+
+- name: Stop it, giving requests two minutes
+  sglang_server:
+    name: node1-gpu0
+    slug: sglang_gpu0
+    root: /srv/sglang
+    port: 30000
+    state: stopped
+    stop_timeout: 120
+"""
+
+RETURN = r"""
+pid:
+  description: Main process of the running server; null when none runs.
+  returned: always
+  type: int
+identity:
+  description: What the process is known by (C(pid), C(start_ticks), C(boot_id), C(sid)).
+  returned: when it runs
+  type: dict
+log:
+  description: The log file of this boot.
+  returned: when it was ever started
+  type: str
+launch_sha256:
+  description: Figure of command line, environment and keys; equal figures need no restart.
+  returned: for checked and started
+  type: str
+running:
+  description: Profile and start time of what ran before the task, or null.
+  returned: always
+  type: dict
+killed:
+  description: Processes that had to be killed after SIGTERM, as C(pid) and C(command).
+  returned: for stopped
+  type: list
+  elements: dict
+elapsed:
+  description: Seconds that stopping took, until the last process was gone and the port free.
+  returned: for stopped
+  type: float
+"""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.sglang_log import failure, last_lines, read_startup
+from ansible.module_utils.sglang_process import (
+    alive,
+    boot_seconds,
+    command,
+    describe,
+    identity,
+    listeners,
+    members,
+    orphans,
+    send,
+    shared_memory,
+    started_unrecorded,
+    wait_until,
+)
+from ansible.module_utils.sglang_state import (
+    Busy,
+    Paths,
+    launch_sha256,
+    link_atomic,
+    lock,
+    new_log,
+    read_state,
+    read_text,
+    utc_now,
+    write_atomic,
+    write_state,
+)
+
+# Asks the engine's own parser, as `python -m sglang.launch_server` would, without loading a model or touching a GPU.
+CHECK_FLAGS = r"""
+import argparse, json, sys
+words = json.load(sys.stdin)
+from sglang.srt.server_args import ServerArgs
+parser = argparse.ArgumentParser(prog="sglang", allow_abbrev=False)
+ServerArgs.add_cli_args(parser)
+parser.parse_args(words)
+"""
+CHECK_SECONDS = 300
+ARGPARSE_ERROR = 2
+EARLY_DEATH_SECONDS = 0.5
+KILL_SECONDS = 20
+KEPT_LOGS = 20
+KEPT_OF_PREVIOUS = ("profile", "argv", "env", "script", "launched_at", "record")
+# The server gets these of our own environment and nothing else: no SSH_*, no ANSIBLE_*.
+PASSED_ENVIRONMENT = ("HOME", "USER", "LOGNAME", "PATH", "TZ")
+# Port and host of the flags that are checked: servers that differ in nothing else share one check.
+UNCHECKED = {"--port", "--host", "--config"}
+
+
+class Refused(Exception):
+    """Why the state can't be reached, in one sentence, with data for the caller."""
+
+    def __init__(self, sentence, **data):
+        super().__init__(sentence)
+        self.data = data
+
+
+class Server:
+    """One server of the node, as this task finds it."""
+
+    def __init__(self, params):
+        self.name = params["name"]
+        self.params = params
+        self.paths = Paths(params["root"], params["slug"])
+        self.state = read_state(self.paths.state)
+        if self.state.get("launching"):
+            found = started_unrecorded(params["root"], self.name)
+            self.state["identity"] = identity(found.pid) if found else None
+        self.process = alive(self.state.get("identity"))
+        self.launch_sha256 = launch_sha256(params["argv"] or [], params["env"], params["secrets"])
+
+    @property
+    def running(self):
+        """Profile and start of what runs, or None."""
+        if self.process is None:
+            return None
+        return {"profile": self.state.get("profile"), "launched_at": self.state.get("launched_at"), "pid": self.process.pid}
+
+    def same(self):
+        """Does what was asked for already run?"""
+        return self.process is not None and self.state.get("launch_sha256") == self.launch_sha256
+
+    def leftovers(self):
+        """Our processes that belong to no running server: of a start that was cut, or of a leader that died."""
+        if self.process is not None:
+            return []
+        argv = self.state.get("argv") or ["?"]
+        known = None if self.state.get("stopped_at") else self.state.get("identity")
+        return orphans(self.params["root"], self.name, known, argv[0])
+
+    def strangers(self):
+        """Listeners on our port that are none of our processes."""
+        ours = {stat.pid for stat in self.leftovers()}
+        if self.process is not None:
+            ours |= {stat.pid for stat in members(self.params["root"], self.name, self.process.session)}
+        return [listener for listener in listeners(self.params["port"]) if listener.pid not in ours]
+
+    def result(self, **more):
+        """What every exit tells."""
+        return {"name": self.name, "pid": self.process.pid if self.process else None, "running": self.running, **more}
+
+
+def flag_words(argv):
+    """The flags of a command line without those that no check needs."""
+    words, skip = [], False
+    for word in argv[argv.index("-m") + 2 :]:
+        if skip:
+            skip = False
+        elif word in UNCHECKED:
+            skip = True
+        else:
+            words.append(word)
+    return words
+
+
+def check_flags(module, server):
+    """Refuse flags that this engine's parser does not take. Kept by release and flags: a parser takes seconds to import."""
+    argv, env = server.params["argv"], server.params["env"]
+    if module.check_mode and not os.path.exists(argv[0]):
+        module.warn(f"{server.name}: {argv[0]} is not there yet, so the flags were not checked")
+        return
+    words = flag_words(argv)
+    key = launch_sha256([argv[0], str(server.params["record"].get("release")), *words], {}, {})
+    verdict = os.path.join(server.paths.cache, f"flags-{key[:32]}.json")
+    if os.path.exists(verdict):
+        return
+    keep = not module.check_mode
+    if keep:
+        server.paths.make()
+    # Servers of a node mostly have the same flags: the first one asks, the others wait for its answer.
+    guard = lock(verdict + ".lock", server.params["who"], CHECK_SECONDS) if keep else None
+    try:
+        if guard:
+            guard.__enter__()
+            if os.path.exists(verdict):
+                return
+        rc, _out, err = module.run_command(
+            [argv[0], "-c", CHECK_FLAGS],
+            data=json.dumps(words),
+            environ_update={**env, "CUDA_VISIBLE_DEVICES": "", "LC_ALL": "C.UTF-8"},
+            cwd="/",
+        )
+        if rc == ARGPARSE_ERROR:
+            sentence = next((line for line in reversed(err.splitlines()) if "error:" in line), err[-400:])
+            raise Refused(
+                f"{server.name}: SGLang {server.params['record'].get('release') or '(release unknown)'} refuses the flags of"
+                f" profile {server.params['profile']}: {sentence.partition('error: ')[2][:600] or sentence};"
+                " correct the profile, or spell the flag for this release in group_vars/all/releases.yml",
+                cause="flags",
+            )
+        if rc != 0:
+            raise Refused(
+                f"{server.name}: the engine at {argv[0]} could not read its own flags (exit code {rc}):"
+                f" {(err.strip().splitlines() or ['no output'])[-1][:400]}; is SGLang installed there whole?",
+                cause="engine",
+                lines=last_lines(err.splitlines()),
+            )
+        if keep:
+            write_atomic(verdict, json.dumps({"flags": words, "checked_at": utc_now()}) + "\n", 0o644)
+    finally:
+        if guard:
+            guard.__exit__(None, None, None)
+
+
+def check_root(server):
+    """Refuse a folder that can't be written, by trying: file systems have more reasons than mode bits."""
+    folder = server.params["root"]
+    while not os.path.exists(folder):
+        folder = os.path.dirname(folder)
+    probe = os.path.join(folder, f".sglang_fleet_{os.getpid()}")
+    try:
+        os.mkdir(probe)
+        os.rmdir(probe)
+    except OSError as error:
+        raise Refused(
+            f"{server.name}: the fleet's folder {server.params['root']} can't be written ({folder}: {error.strerror}):"
+            " choose another sglang_root, or give this user the right to write there",
+            cause="root",
+        ) from None
+
+
+def check_port(server):
+    """Refuse a port that a stranger has."""
+    strangers = server.strangers()
+    if strangers:
+        raise Refused(
+            f"{server.name}: port {server.params['port']} is taken by {describe(strangers[0])}, which this fleet did not start:"
+            " stop it, or give the server another port in the inventory",
+            cause="port",
+            listeners=[listener._asdict() for listener in strangers],
+        )
+
+
+def check_replaceable(server):
+    """Refuse to put a profile over a running one unasked."""
+    if server.same() or server.params["replace"]:
+        return
+    if server.process is None:
+        ours = {stat.pid for stat in server.leftovers()}
+        by_hand = next((listener for listener in listeners(server.params["port"]) if listener.pid in ours), None)
+        if by_hand:
+            raise Refused(
+                f"{server.name} was started by hand and listens on port {by_hand.port} ({describe(by_hand)}): end it, or run"
+                " stop.yml for this server, or -e replace=true",
+                cause="running",
+            )
+        return
+    before, after = server.state.get("profile"), server.params["profile"]
+    what = f"profile {before}" if before != after else f"profile {before} with other flags, environment or keys"
+    raise Refused(
+        f"{server.name} runs {what} (pid {server.process.pid}) and was asked to run {after}: swap.yml changes it server by"
+        " server and goes back by itself; -e replace=true stops and starts it at once",
+        cause="running",
+        changed_words=changed_words(server),
+    )
+
+
+def changed_words(server):
+    """Command-line words and environment that differ from what runs, as a diff would show them."""
+    before = set(server.state.get("argv") or [])
+    after = set(server.params["argv"])
+    return {"before": sorted(before - after), "after": sorted(after - before)}
+
+
+def launch_text(argv, env):
+    """What decides how a server runs, a word a line, for a diff."""
+    return "".join(f"{name}={value}\n" for name, value in sorted(env.items())) + "".join(f"{word}\n" for word in argv)
+
+
+def script_diff(server):
+    """Before and after: the start script, and what runs."""
+    params = server.params
+    running = launch_text(server.state.get("argv") or [], server.state.get("env") or {}) if server.process else ""
+    return [
+        {
+            "before_header": params["script_path"],
+            "after_header": params["script_path"],
+            "before": read_text(params["script_path"]) or "",
+            "after": params["script"],
+        },
+        {
+            "before_header": f"{server.name}: process",
+            "after_header": f"{server.name}: process",
+            "before": running,
+            "after": launch_text(params["argv"], params["env"]),
+        },
+    ]
+
+
+def write_files(server):
+    """Put the start script and the secrets where the server reads them. True when the script changed."""
+    params = server.params
+    server.paths.make()
+    changed = read_text(params["script_path"]) != params["script"]
+    if changed:
+        write_atomic(params["script_path"], params["script"], 0o755)
+    if params["secrets"]:
+        text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in sorted(params["secrets"].items()))
+        if read_text(server.paths.secrets) != text:
+            write_atomic(server.paths.secrets, text, 0o600)
+    elif os.path.exists(server.paths.secrets):
+        os.unlink(server.paths.secrets)
+    return changed
+
+
+def remove_old_logs(paths):
+    """Keep the newest logs of a server; SGLang writes a line a batch and a disk is finite."""
+    logs = sorted(name for name in os.listdir(paths.logs) if name.endswith(".log"))
+    for name in logs[:-KEPT_LOGS]:
+        os.unlink(os.path.join(paths.logs, name))
+
+
+def launch(server):
+    """Start the script in a session of its own and write down what was started."""
+    params = server.params
+    log = new_log(server.paths)
+    environment = {name: os.environ[name] for name in PASSED_ENVIRONMENT if name in os.environ}
+    environment.setdefault("PATH", "/usr/local/bin:/usr/bin:/bin")
+    environment["LC_ALL"] = "C.UTF-8"
+    written = {
+        "name": server.name,
+        "identity": None,
+        "launching": True,
+        "profile": params["profile"],
+        "argv": params["argv"],
+        "env": params["env"],
+        "launch_sha256": server.launch_sha256,
+        "script": params["script_path"],
+        "port": params["port"],
+        "log": log,
+        "launched_at": utc_now(),
+        "launched_epoch": time.time(),
+        "launched_boot_seconds": boot_seconds(),
+        "launched_by": params["who"],
+        "stopped_at": None,
+        "record": params["record"],
+        "previous": {key: server.state.get(key) for key in KEPT_OF_PREVIOUS} if server.state else None,
+    }
+    descriptor = os.open(log, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
+    try:
+        # Written before and after: a task that is cut between the two leaves a process that the next one recognises.
+        write_state(server.paths.state, written)
+        # run_command waits for its child, and a server is not to be waited for. Both are needed: without the redirection
+        # the task hangs until the server ends, without the session the server dies with the connection.
+        process = subprocess.Popen(  # pylint: disable=ansible-bad-function
+            [params["script_path"]],
+            stdin=subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=subprocess.STDOUT,
+            cwd=params["root"],
+            env=environment,
+            start_new_session=True,
+            close_fds=True,
+        )
+    finally:
+        os.close(descriptor)
+    known = identity(process.pid)
+    write_state(server.paths.state, {**written, "identity": known, "launching": False})
+    link_atomic(os.path.relpath(log, os.path.dirname(server.paths.newest_log)), server.paths.newest_log)
+    remove_old_logs(server.paths)
+    time.sleep(EARLY_DEATH_SECONDS)
+    if process.poll() is not None:
+        lines = read_startup(log)
+        verdict = failure(lines) or {}
+        raise Refused(
+            f"{server.name} ended at once with exit code {process.returncode}:"
+            f" {verdict.get('cause') or (last_lines(lines, 1) or ['no output'])[0]}; whole log: {log}",
+            cause="died",
+            lines=last_lines(lines),
+            log=log,
+        )
+    server.state = read_state(server.paths.state)
+    server.process = alive(known)
+    return log
+
+
+def kill(processes):
+    """SIGKILL to processes that are ours."""
+    for stat in processes:
+        send(stat.pid, signal.SIGKILL, stat.start_ticks)
+
+
+def stop(server):
+    """Bring the server down and see that nothing of it is left. Returns what had to be killed."""
+    params = server.params
+    root, name = params["root"], params["name"]
+    session = server.process.session if server.process else None
+    ours = members(root, name, session) if server.process else server.leftovers()
+    files = shared_memory(stat.pid for stat in ours)
+
+    def left():
+        return members(root, name, session) if session else server.leftovers()
+
+    if server.process is not None:
+        # To the main process alone: to the whole group it looks like a crash of the children and nothing is drained.
+        send(server.process.pid, signal.SIGTERM, server.process.start_ticks)
+        wait_until(lambda: alive(server.state["identity"]) is None, params["stop_timeout"])
+        # The main process ends its children itself, a moment after or before its own end.
+        wait_until(lambda: not left(), 2)
+    killed = [{"pid": stat.pid, "command": command(stat.pid)[:200]} for stat in left()]
+    kill(left())
+
+    def gone():
+        kill(left())
+        return not left()
+
+    if not wait_until(gone, KILL_SECONDS):
+        raise Refused(
+            f"{name}: {len(left())} of its processes outlive SIGKILL by {KILL_SECONDS} s, first pid {left()[0].pid}"
+            f" ({command(left()[0].pid)[:120]}), state {left()[0].state}: a driver or a file system holds them",
+            cause="unkillable",
+        )
+    for path in files:
+        if os.path.exists(path):
+            os.unlink(path)
+    if server.state.get("identity"):
+        write_state(server.paths.state, {**server.state, "stopped_at": utc_now(), "stopped_by": params["who"]})
+    server.process = None
+    return killed
+
+
+def ensure_started(module, server):
+    """State started, or checked when nothing may be done but looking."""
+    params = server.params
+    for needed in ("profile", "argv", "script", "script_path"):
+        if not params[needed]:
+            raise Refused(f"{server.name}: state {params['state']} needs {needed}", cause="usage")
+    if "-m" not in params["argv"]:
+        raise Refused(f"{server.name}: argv starts with {params['argv'][:3]}: expected PYTHON -m sglang.launch_server", cause="usage")
+    check_root(server)
+    check_replaceable(server)
+    check_port(server)
+    same = server.same()
+    script_changed = read_text(params["script_path"]) != params["script"]
+    if not same:
+        check_flags(module, server)
+    result = server.result(launch_sha256=server.launch_sha256, log=server.state.get("log") if same else None)
+    result["changed"] = not same or script_changed
+    if module._diff:
+        result["diff"] = script_diff(server)
+    if module.check_mode or params["state"] == "checked":
+        if params["state"] == "checked":
+            result.update(changed=False, would_change=not same or script_changed, diff=[])
+        return result
+    if server.process is not None and not same:
+        stop(server)
+    if not same:
+        kill(server.leftovers())
+        wait_until(lambda: not server.leftovers(), KILL_SECONDS)
+    write_files(server)
+    if not same:
+        result["log"] = launch(server)
+    result.update(pid=server.process.pid, identity=server.state["identity"])
+    return result
+
+
+def ensure_stopped(module, server):
+    """State stopped."""
+    leftovers = server.leftovers()
+    needed = server.process is not None or bool(leftovers)
+    result = server.result(changed=needed, killed=[], elapsed=0.0, log=server.state.get("log"))
+    if module._diff:
+        shown = launch_text(server.state.get("argv") or [], server.state.get("env") or {}) if needed else ""
+        header = f"{server.name}: process"
+        result["diff"] = [{"before_header": header, "after_header": header, "before": shown, "after": ""}]
+    if module.check_mode or not needed:
+        return result
+    started = time.monotonic()
+    result["killed"] = stop(server)
+    result["elapsed"] = round(time.monotonic() - started, 1)
+    result["pid"] = None
+    return result
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "name": {"type": "str", "required": True},
+            "slug": {"type": "str", "required": True},
+            "root": {"type": "path", "required": True},
+            "state": {"type": "str", "choices": ["checked", "started", "stopped"], "default": "started"},
+            "profile": {"type": "str"},
+            "argv": {"type": "list", "elements": "str"},
+            "env": {"type": "dict", "default": {}},
+            "script": {"type": "str"},
+            "script_path": {"type": "path"},
+            "port": {"type": "int", "required": True},
+            "secrets": {"type": "dict", "default": {}, "no_log": True},
+            "record": {"type": "dict", "default": {}},
+            "replace": {"type": "bool", "default": False},
+            "stop_timeout": {"type": "int", "default": 60},
+            "lock_timeout": {"type": "int", "default": 10},
+            "who": {"type": "str", "default": "ansible"},
+        },
+        supports_check_mode=True,
+    )
+    act = ensure_stopped if module.params["state"] == "stopped" else ensure_started
+    paths = Paths(module.params["root"], module.params["slug"])
+    read_only = module.check_mode or module.params["state"] == "checked" or not os.path.isdir(paths.run)
+    try:
+        if read_only and not (module.params["state"] == "started" and not module.check_mode):
+            module.exit_json(**act(module, Server(module.params)))
+        check_root(Server(module.params))
+        paths.make()
+        with lock(paths.lock, module.params["who"], module.params["lock_timeout"]):
+            module.exit_json(**act(module, Server(module.params)))
+    except Busy as holder:
+        module.fail_json(
+            msg=f"{module.params['name']} is being worked on by {holder}: wait for it, or look at what it does",
+            cause="locked",
+        )
+    except Refused as refusal:
+        module.fail_json(msg=str(refusal), **refusal.data)
+    except OSError as error:
+        module.fail_json(
+            msg=f"{module.params['name']}: {error.filename or module.params['root']}: {error.strerror or error}", cause="os"
+        )
+
+
+if __name__ == "__main__":
+    main()

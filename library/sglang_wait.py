@@ -1,0 +1,388 @@
+#!/usr/bin/python
+# Copyright: sglang-fleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Follow one start of an SGLang server until it serves, or say why it does not."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: sglang_wait
+short_description: Wait until an SGLang server truly serves, or say within seconds why not
+description:
+  - Follows the log of the server's latest boot (and of no other), watches the process by pid, start time and boot id,
+    and asks it over HTTP.
+  - Ready means that the log says so, that the port belongs to this very process, and that one real generation came back.
+  - A wait never outlives its cause. It ends when the log names a failure, when the process is gone, when no new stage
+    began within the limit of the present one, or at O(timeout).
+  - In a playbook an action plugin of the same name runs it in slices and prints a line when a server's stage changes
+    and every O(every) seconds.
+options:
+  name:
+    description: The server's name, for messages.
+    type: str
+    required: true
+  slug:
+    description: Stem of the server's files on the node.
+    type: str
+    required: true
+  root:
+    description: The fleet's folder on the node.
+    type: path
+    required: true
+  host:
+    description: Address that the server listens on.
+    type: str
+    default: 127.0.0.1
+  port:
+    description: Port that the server listens on.
+    type: int
+    required: true
+  api_key:
+    description: Key for the generation, when the server has one.
+    type: str
+    default: ""
+  timeout:
+    description: Seconds from the launch after which the wait gives up whatever is logged.
+    type: int
+    default: 3600
+  stage_limits:
+    description:
+      - Seconds without a new stage after which a start counts as stuck, by stage. Stages that are not named keep theirs.
+    type: dict
+    default: {}
+  every:
+    description: Seconds between two lines of progress while the stage stays the same. Read by the action plugin.
+    type: int
+    default: 30
+  slice:
+    description: Seconds after which to come back with C(state=starting). 0 waits to the end. Set by the action plugin.
+    type: float
+    default: 0
+  timeline:
+    description: Stages seen by an earlier slice. Come back at once when there is a newer one. Set by the action plugin.
+    type: list
+    elements: dict
+    default: []
+extends_documentation_fragment: [action_common_attributes]
+attributes:
+  check_mode:
+    support: full
+    details: Comes back at once and says that it would wait.
+  diff_mode: {support: none}
+  platform: {support: full, platforms: linux}
+notes:
+  - Runs under the engine's own Python, which has C(requests).
+author: [sglang-fleet contributors]
+"""
+
+EXAMPLES = r"""
+- name: Wait until it serves
+  sglang_wait:
+    name: node1-gpu0
+    slug: sglang_gpu0
+    root: /srv/sglang
+    port: 30000
+    stage_limits: {weights: 900}
+  vars:
+    ansible_python_interpreter: /opt/sglang/venv/bin/python
+"""
+
+RETURN = r"""
+state:
+  description: V(ready), or V(starting) at the end of a slice. A start that failed fails the task.
+  returned: always
+  type: str
+outcome:
+  description: How the wait ended, V(ready), V(failed), V(died), V(stuck), V(timeout) or V(absent).
+  returned: when it ended
+  type: str
+stage:
+  description: Stage that the start has reached.
+  returned: always
+  type: str
+timeline:
+  description: Stages in order, as C(stage) and C(at_s), seconds after the launch.
+  returned: always
+  type: list
+  elements: dict
+stage_seconds:
+  description: Seconds spent in each stage, by its name, in order.
+  returned: always
+  type: dict
+elapsed:
+  description: Seconds from the launch.
+  returned: always
+  type: float
+figures:
+  description:
+    - What the engine said of itself in its log, by name (C(weights_gib), C(kv_tokens), C(max_running_requests) …).
+      Only what was logged. C(_gib) is on the card, C(_gb) (1e9 bytes) on the host.
+  returned: always
+  type: dict
+cap:
+  description: Requests that the running server takes at once, as it says itself.
+  returned: when ready
+  type: int
+cause:
+  description: What went wrong, in one sentence.
+  returned: when it failed
+  type: str
+cause_id:
+  description: The failure's entry in C(module_utils/sglang_failures.py), or the outcome.
+  returned: when it failed
+  type: str
+advice:
+  description: What to do about it.
+  returned: when it failed
+  type: str
+lines:
+  description: The last lines of the log.
+  returned: when it failed
+  type: list
+  elements: str
+log:
+  description: The log of this boot.
+  returned: always
+  type: str
+pid:
+  description: The server's main process.
+  returned: always
+  type: int
+"""
+
+import sys
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.sglang_http import MISSING_REQUESTS, Client, Silent, loads, requests, server_info
+from ansible.module_utils.sglang_log import (
+    AFTERMATH,
+    READY,
+    STAGE_LIMITS,
+    STAGE_NAMES,
+    aftermath,
+    failure,
+    figures,
+    last_lines,
+    match,
+    read_startup,
+    stages,
+    stamp_seconds,
+)
+from ansible.module_utils.sglang_process import alive, boot_seconds, describe, listeners, members
+from ansible.module_utils.sglang_state import Paths, read_state
+
+POLL_SECONDS = 0.2
+# A log line that says only that some process died is followed by the reason, or by the end, within moments.
+AFTERMATH_SECONDS = 4
+GENERATE_SECONDS = 30
+ASK_SECONDS = 5
+
+
+class Start:
+    """One start, as the log, the process and HTTP show it at this moment."""
+
+    def __init__(self, params):
+        self.params = params
+        self.state = read_state(Paths(params["root"], params["slug"]).state)
+        self.timeline = [dict(entry) for entry in params["timeline"]]
+        self.limits = {**STAGE_LIMITS, **{stage: float(limit) for stage, limit in params["stage_limits"].items()}}
+        self.client = Client(params["host"], params["port"], params["api_key"])
+        self.http = "not asked yet"
+        self.lines = []
+        self.aftermath_since = None
+
+    def elapsed(self):
+        """Seconds since the launch, by a clock that nobody sets."""
+        return round(boot_seconds() - self.state["launched_boot_seconds"], 1)
+
+    def look(self):
+        """Read the log, and note when a stage was first seen."""
+        try:
+            self.lines = read_startup(self.state["log"])
+        except FileNotFoundError:
+            self.lines = []
+        seen = stages(self.lines)
+        first_look = not self.timeline
+        for stage, line in seen[len(self.timeline) :]:
+            now = self.elapsed()
+            at = 0.0 if line is None else now
+            if first_look and line is not None:
+                # Nobody watched when this came: the log's own time, to the second, is the best there is.
+                stamp = stamp_seconds(line)
+                if stamp is not None:
+                    at = min(max(stamp - self.state["launched_epoch"], self.timeline[-1]["at_s"]), now)
+            self.timeline.append({"stage": stage, "at_s": round(at, 1)})
+
+    @property
+    def stage(self):
+        return self.timeline[-1]["stage"]
+
+    def stage_seconds(self):
+        """Seconds spent in each stage."""
+        spent = {}
+        ends = [entry["at_s"] for entry in self.timeline[1:]] + [self.elapsed()]
+        for entry, end in zip(self.timeline, ends):
+            if entry["stage"] != READY:
+                spent[entry["stage"]] = round(spent.get(entry["stage"], 0.0) + max(0.0, end - entry["at_s"]), 1)
+        return spent
+
+    def told(self, **more):
+        """What every exit tells."""
+        return {
+            "changed": False,
+            "stage": self.stage,
+            "timeline": self.timeline,
+            "stage_seconds": self.stage_seconds(),
+            "elapsed": self.elapsed(),
+            "figures": figures(self.lines),
+            "log": self.state["log"],
+            "pid": self.state["identity"]["pid"],
+            "profile": self.state.get("profile"),
+            **more,
+        }
+
+    def serves(self):
+        """Does it answer, on a port of its own, with a real generation? Notes what was wrong when not."""
+        session = self.state["identity"]["sid"]
+        ours = {stat.pid for stat in members(self.params["root"], self.params["name"], session)}
+        owners = listeners(self.params["port"])
+        if not owners:
+            self.http = f"nothing listens on port {self.params['port']}"
+            return False
+        if not any(owner.pid in ours or owner.pid is None for owner in owners):
+            self.http = f"port {self.params['port']} belongs to {describe(owners[0])}"
+            return False
+        try:
+            self.http = self.client.generate(GENERATE_SECONDS)
+        except Silent as silent:
+            self.http = str(silent)
+        return self.http is None
+
+    def in_force(self):
+        """The cap in force and the KV tokens, from the server itself; the argument that it echoes is not the cap."""
+        try:
+            counters = loads(self.client, ASK_SECONDS) or {}
+            if not counters.get("cap"):
+                counters = {**counters, **server_info(self.client, ASK_SECONDS)}
+        except Silent:
+            return None
+        return counters.get("cap")
+
+    def verdict(self):
+        """How the wait ends: ``(outcome, data)``, or None to go on."""
+        living = alive(self.state["identity"]) is not None
+        self.look()
+        cause = failure(self.lines)
+        if cause:
+            return "failed", cause
+        if not living:
+            self.look()  # what it wrote between our look and its end
+            cause = failure(self.lines) or aftermath(self.lines)
+            return "died", cause or {"id": "died", "cause": "its main process is gone without a word", "advice": WITHOUT_A_WORD}
+        if self.stage == READY and self.serves():
+            return READY, {"cap": self.in_force()}
+        if self.stage != READY and any(match(line, AFTERMATH) for line in self.lines):
+            self.aftermath_since = self.aftermath_since or time.monotonic()
+            if time.monotonic() - self.aftermath_since > AFTERMATH_SECONDS:
+                return "failed", aftermath(self.lines)
+        waited = self.elapsed() - self.timeline[-1]["at_s"]
+        limit = self.limits[self.stage]
+        if waited > limit:
+            if self.stage == READY:
+                cause = f"its log says ready since {waited:.0f} s, but {self.http}"
+            else:
+                cause = f"no new stage since {waited:.0f} s in stage {self.stage} (limit {limit:.0f} s)"
+            return "stuck", {"id": "stuck", "cause": cause, "advice": STUCK}
+        if self.elapsed() > self.params["timeout"]:
+            cause = f"not ready {self.elapsed():.0f} s after its launch (limit {self.params['timeout']} s)"
+            return "timeout", {"id": "timeout", "cause": cause, "advice": STUCK}
+        return None
+
+
+WITHOUT_A_WORD = "kill -9 leaves nothing in a log: see whether the kernel did it (dmesg: out of memory) or a person"
+STUCK = "look at the log's last lines; a slow disk or a first compilation may need a higher sglang_stage_limits"
+
+
+def out_of_memory(module, pid):
+    """The kernel's record of having killed a process for memory, if it may be read."""
+    dmesg = module.get_bin_path("dmesg")
+    if not dmesg:
+        return None
+    rc, out, _err = module.run_command([dmesg])
+    if rc != 0:
+        return None
+    return next((line for line in reversed(out.splitlines()) if f"Killed process {pid} " in line), None)
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "name": {"type": "str", "required": True},
+            "slug": {"type": "str", "required": True},
+            "root": {"type": "path", "required": True},
+            "host": {"type": "str", "default": "127.0.0.1"},
+            "port": {"type": "int", "required": True},
+            "api_key": {"type": "str", "default": "", "no_log": True},
+            "timeout": {"type": "int", "default": 3600},
+            "stage_limits": {"type": "dict", "default": {}},
+            "every": {"type": "int", "default": 30},
+            "slice": {"type": "float", "default": 0},
+            "timeline": {"type": "list", "elements": "dict", "default": []},
+        },
+        supports_check_mode=True,
+    )
+    params = module.params
+    name = params["name"]
+    unknown = [stage for stage in params["stage_limits"] if stage not in STAGE_LIMITS]
+    if unknown:
+        module.fail_json(msg=f"stage_limits names '{unknown[0]}': stages are {', '.join(STAGE_NAMES)}")
+    if module.check_mode:
+        module.exit_json(
+            changed=False, state="starting", stage="import", timeline=[], stage_seconds={}, elapsed=0.0, figures={},
+            log=None, pid=None, msg=f"would wait until {name} serves",
+        )
+    if requests is None:
+        module.fail_json(msg=f"{name}: " + MISSING_REQUESTS.format(python=sys.executable))
+    start = Start(params)
+    if not start.state.get("identity"):
+        module.fail_json(msg=f"{name} was never started below {params['root']}: run deploy.yml", outcome="absent")
+    entered = time.monotonic()
+    start.look()
+    known = len(params["timeline"])
+    while True:
+        ended = start.verdict()
+        if ended:
+            break
+        news = len(start.timeline) > max(known, 1)
+        if params["slice"] and (news or time.monotonic() - entered >= params["slice"]):
+            module.exit_json(**start.told(state="starting", waits_for=start.http if start.stage == READY else None))
+        time.sleep(POLL_SECONDS)
+    outcome, data = ended
+    if outcome == READY:
+        module.exit_json(**start.told(state=READY, outcome=READY, cap=data["cap"]))
+    killed = out_of_memory(module, start.state["identity"]["pid"]) if outcome == "died" else None
+    if killed:
+        data = {"id": "host_out_of_memory", "cause": f"the kernel killed it: {killed.strip()[-200:]}", "advice": HOST_MEMORY}
+    module.fail_json(
+        msg=(
+            f"{name} did not become ready: {data['cause']} (stage {start.stage}, {start.elapsed():.0f} s after launch);"
+            f" {data['advice']}; log: {start.state['log']}"
+        ),
+        **start.told(
+            state="failed",
+            outcome=outcome,
+            cause=data["cause"],
+            cause_id=data["id"],
+            advice=data["advice"],
+            lines=last_lines(start.lines),
+            kernel=killed,
+        ),
+    )
+
+
+HOST_MEMORY = "the node ran out of memory: lower hicache-size, or run fewer servers on it"
+
+if __name__ == "__main__":
+    main()

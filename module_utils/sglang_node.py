@@ -1,0 +1,207 @@
+# Copyright: sglang-fleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a node has: GPUs, host memory, an engine, a model. Only read, never changed."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import json
+import os
+import subprocess
+import sys
+
+try:
+    from importlib import metadata
+except ImportError:  # pragma: no cover - Python 3.7
+    metadata = None
+
+GIB = 1 << 30
+GB = 10**9
+MIB = 1 << 20
+QUERY_SECONDS = 30
+
+
+def _text(value):
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _gpus_by_nvml():
+    """GPUs by nvidia-ml-py, which SGLang brings along; None where it is not there or finds no driver."""
+    try:
+        import pynvml  # pylint: disable=import-outside-toplevel
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        found = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+            try:
+                running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            except pynvml.NVMLError:
+                running = []
+            found.append(
+                {
+                    "index": index,
+                    "uuid": _text(pynvml.nvmlDeviceGetUUID(handle)),
+                    "name": _text(pynvml.nvmlDeviceGetName(handle)),
+                    "total_gib": round(memory.total / GIB, 2),
+                    "free_gib": round(memory.free / GIB, 2),
+                    "processes": [
+                        {"pid": process.pid, "used_gib": round((process.usedGpuMemory or 0) / GIB, 2)} for process in running
+                    ],
+                }
+            )
+        return found
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _smi(query):
+    try:
+        answer = subprocess.run(  # pylint: disable=ansible-bad-function
+            ["nvidia-smi", query, "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=QUERY_SECONDS,
+            check=False,
+            env={**os.environ, "LC_ALL": "C"},
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return list(csv.reader(answer.stdout.splitlines(), skipinitialspace=True)) if answer.returncode == 0 else None
+
+
+def _gpus_by_smi():
+    rows = _smi("--query-gpu=index,uuid,name,memory.total,memory.free")
+    if rows is None:
+        return None
+    processes = _smi("--query-compute-apps=gpu_uuid,pid,used_memory") or []
+    return [
+        {
+            "index": int(index),
+            "uuid": uuid,
+            "name": name,
+            "total_gib": round(int(total) * MIB / GIB, 2),
+            "free_gib": round(int(free) * MIB / GIB, 2),
+            "processes": [
+                {"pid": int(pid), "used_gib": round(int(used) * MIB / GIB, 2)}
+                for owner, pid, used in processes
+                if owner == uuid and used.isdigit()
+            ],
+        }
+        for index, uuid, name, total, free in rows
+    ]
+
+
+def gpus():
+    """The node's GPUs as nvidia-smi numbers them; empty where there are none or no driver."""
+    found = _gpus_by_nvml()
+    return found if found is not None else (_gpus_by_smi() or [])
+
+
+def _cgroup_limits():
+    """Memory limits of this process's cgroup and of those above it, in bytes."""
+    try:
+        with open("/proc/self/cgroup", encoding="ascii") as stream:
+            rows = [line.rstrip("\n").split(":", 2) for line in stream]
+    except OSError:
+        return
+    for _number, controllers, path in rows:
+        if controllers == "":
+            base, name = "/sys/fs/cgroup", "memory.max"
+        elif "memory" in controllers.split(","):
+            base, name = "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        else:
+            continue
+        while True:
+            try:
+                with open(os.path.join(base, path.lstrip("/"), name), encoding="ascii") as stream:
+                    text = stream.read().strip()
+                if text.isdigit():
+                    yield int(text)
+            except OSError:
+                pass
+            if path in ("", "/"):
+                break
+            path = os.path.dirname(path)
+
+
+def host_memory():
+    """Host memory in GB of 1e9 bytes, as SGLang counts it."""
+    with open("/proc/meminfo", encoding="ascii") as stream:
+        fields = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in stream}
+    # An unlimited cgroup v1 says so with a figure near 2**63.
+    limits = [limit for limit in _cgroup_limits() if limit < fields["MemTotal"]]
+    return {
+        "total_gb": round(fields["MemTotal"] / GB, 2),
+        "available_gb": round(fields["MemAvailable"] / GB, 2),
+        "cgroup_limit_gb": round(min(limits) / GB, 2) if limits else None,
+    }
+
+
+def engine():
+    """The SGLang installation that this very interpreter belongs to."""
+
+    def version(package):
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            return None
+
+    return {
+        "python": sys.executable,
+        "python_version": ".".join(map(str, sys.version_info[:3])),
+        "release": version("sglang"),
+        "torch": version("torch"),
+        "requests": version("requests"),
+    }
+
+
+def _weight_files(folder, config):
+    """``(bytes, source, missing files)`` of a checkpoint."""
+    index = os.path.join(folder, "model.safetensors.index.json")
+    if os.path.exists(index):
+        with open(index, encoding="utf-8") as stream:
+            content = json.load(stream)
+        shards = sorted(set(content["weight_map"].values()))
+        missing = [shard for shard in shards if not os.path.exists(os.path.join(folder, shard))]
+        size = (content.get("metadata") or {}).get("total_size")
+        if size is None and not missing:
+            size = sum(os.path.getsize(os.path.join(folder, shard)) for shard in shards)
+        return size, "index", missing
+    for pattern in ("*.safetensors", "*.bin", "*.pt", "*.gguf"):
+        files = glob.glob(os.path.join(glob.escape(folder), pattern))
+        if files:
+            return sum(map(os.path.getsize, files)), "files", []
+    return None, None, []
+
+
+def model(folder):
+    """A model folder: its config, the bytes of its weights, and ``problem``, one sentence when it can't be loaded."""
+    found = {"path": folder, "config": None, "weight_bytes": None, "weight_source": None, "problem": None}
+    if not os.path.isdir(folder):
+        return {**found, "problem": f"there is no model folder {folder}: copy the model there, or correct the path in models.yml"}
+    try:
+        with open(os.path.join(folder, "config.json"), encoding="utf-8") as stream:
+            found["config"] = json.load(stream)
+    except FileNotFoundError:
+        return {**found, "problem": f"{folder} has no config.json: it is not a model folder, or not a whole one"}
+    except (OSError, ValueError) as error:
+        return {**found, "problem": f"{folder}/config.json can't be read: {error}"}
+    try:
+        found["weight_bytes"], found["weight_source"], missing = _weight_files(folder, found["config"])
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        return {**found, "problem": f"{folder}/model.safetensors.index.json can't be read: {type(error).__name__} {error}"}
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        found["problem"] = (
+            f"{folder} lacks {missing[0]}{more}, which its index names: copy it (a link counts only if its target is there)"
+        )
+    return found
