@@ -9,13 +9,13 @@ DOCUMENTATION = r"""
 module: sglang_benchmark
 short_description: Measure a running SGLang server with SGLang's own benchmark
 description:
-  - Sends requests of a fixed length to a ready server with C(sglang.bench_serving) of the engine on the node, once for each
-    concurrency, and returns the throughput and the latencies that it reports.
+  - Sends requests of a fixed length to a ready server with C(sglang.bench_serving) of the engine on the node,
+    once for each concurrency, and returns the throughput and the latencies that it reports.
   - All concurrencies run in one process, because importing the benchmark takes longer than a short measurement.
-  - It measures and changes nothing on the server, so C(changed) is always false. It leaves the records and the output of the
-    benchmark in O(output_dir).
-  - A request that fails fails the module. That includes requests that C(sglang.bench_serving) counts as completed although the server
-    answered with an error inside the stream.
+  - It measures and changes nothing on the server, so C(changed) is always false. It leaves the records and the output
+    of the benchmark in O(output_dir).
+  - A request that fails fails the module. That includes requests that C(sglang.bench_serving) counts as completed
+    although the server answered with an error inside the stream.
 options:
   python:
     description: The Python of the engine. The default is the Python that runs this module.
@@ -60,8 +60,8 @@ options:
   seed:
     description:
       - Which prompts to send. V(0) takes new ones each time.
-      - A server that has seen the same prompts answers them from its prefix cache, and the time to the first token is then that of the
-        cache. Set a seed only to send the same prompts to servers that were started afresh.
+      - A server that has seen the same prompts answers them from its prefix cache, and the time to the first token is
+        then that of the cache. Set a seed only to send the same prompts to servers that were started afresh.
       - Each run has a seed of its own, counted up from this one, so that no run finds the prompts of the run before.
     type: int
     default: 0
@@ -74,7 +74,8 @@ options:
     type: path
     required: true
   label:
-    description: The stem of the file names in O(output_dir). A label that is there already is refused, so nothing is overwritten.
+    description:
+      - The stem of the file names in O(output_dir). A label that is there already is refused: nothing is overwritten.
     type: str
     required: true
   api_key:
@@ -117,8 +118,8 @@ RETURN = r"""
 runs:
   description:
     - One element for each concurrency that was measured, in the order asked.
-    - After a failure, the runs up to and with the failed one, as far as they left a record. A run with failed requests has counts but
-      no figures, since the benchmark counts some failures as answers that came at once.
+    - After a failure, the runs up to and with the failed one, as far as they left a record. A run with failed requests
+      has counts but no figures, since the benchmark counts some failures as answers that came at once.
   returned: except in check mode
   type: list
   elements: dict
@@ -136,11 +137,13 @@ runs:
     ttft_ms: {description: "Milliseconds to the first token, C(median) and C(p99).", type: dict}
     tpot_ms: {description: "Milliseconds per output token after the first, C(median) and C(p99).", type: dict}
     accept_length:
-      description: Tokens accepted per step of speculative decoding, over the life of the server. V(null) without speculation.
+      description:
+        - Tokens accepted per step of speculative decoding, over the life of the server. V(null) without speculation.
       type: float
 raw:
-  description: The records of C(sglang.bench_serving) on the node, one JSON line for each run, without the server's own arguments, the texts
-    and the gaps between tokens.
+  description:
+    - The records of C(sglang.bench_serving) on the node, one JSON line for each run, without the server's arguments,
+      the texts and the gaps between tokens.
   returned: when it ran
   type: str
 log:
@@ -241,16 +244,20 @@ class Server:
             status, text = self.answer("/v1/models")
         except OSError as error:
             reason = getattr(error, "reason", error)
-            raise BenchmarkError(f"No server answers at {self.base_url} ({reason}): start it before measuring it.") from error
+            raise BenchmarkError(
+                f"No server answers at {self.base_url} ({reason}): start it before measuring it."
+            ) from error
         if status in (401, 403):
             raise BenchmarkError(
-                f"The server at {self.base_url} refused the API key (HTTP {status}): set api_key to the one it was started with."
+                f"The server at {self.base_url} refused the API key (HTTP {status}): "
+                "set api_key to the one it was started with."
             )
         try:
             names = [model["id"] for model in json.loads(text)["data"]]
         except (ValueError, KeyError, TypeError) as error:
             raise BenchmarkError(
-                f"What answers at {self.base_url} is no SGLang server (/v1/models: HTTP {status}, {text[:80]!r}): check the port."
+                f"What answers at {self.base_url} is no SGLang server (/v1/models: HTTP {status}, {text[:80]!r}): "
+                "check the port."
             ) from error
         if served_model_name not in names:
             raise BenchmarkError(
@@ -282,7 +289,8 @@ class Benchmark:
         self.asked = module.params
         self.python = self.asked["python"] or sys.executable
         self.server = Server(self.asked["host"], self.asked["port"], self.asked["api_key"])
-        self.seeds = [(self.asked["seed"] or int(time.time())) + index for index in range(len(self.asked["concurrencies"]))]
+        first_seed = self.asked["seed"] or int(time.time())
+        self.seeds = [first_seed + index for index in range(len(self.asked["concurrencies"]))]
         self.records = []
         self.raw = os.path.join(self.asked["output_dir"], self.asked["label"] + ".jsonl")
         self.log = os.path.join(self.asked["output_dir"], self.asked["label"] + ".log")
@@ -294,7 +302,9 @@ class Benchmark:
                 served_model_name=self.asked["served_model_name"],
                 tokenizer=self.asked["tokenizer"],
                 concurrency=concurrency,
-                requests=number_of_requests(concurrency, self.asked["prompts_per_concurrency"], self.asked["min_prompts"]),
+                requests=number_of_requests(
+                    concurrency, self.asked["prompts_per_concurrency"], self.asked["min_prompts"]
+                ),
                 input_tokens=self.asked["input_tokens"],
                 output_tokens=self.asked["output_tokens"],
                 seed=seed,
@@ -315,13 +325,17 @@ class Benchmark:
         except FileExistsError:
             self.module.fail_json(msg=f"{self.raw} exists already: give another label, records are not overwritten.")
         except OSError as error:
-            self.module.fail_json(msg=f"Cannot write {self.raw} ({error.strerror}): set output_dir to a folder that this user may write.")
+            self.module.fail_json(
+                msg=f"Cannot write {self.raw} ({error.strerror}): set output_dir to a folder that this user may write."
+            )
 
     def measure(self):
         """Run the benchmark; BenchmarkError unless every request of every run brought what was asked."""
         self.server.check(self.asked["served_model_name"])
         if not os.path.isdir(self.asked["tokenizer"]):
-            raise BenchmarkError(f"There is no folder {self.asked['tokenizer']}: set tokenizer to the model's folder on the node.")
+            raise BenchmarkError(
+                f"There is no folder {self.asked['tokenizer']}: set tokenizer to the model's folder on the node."
+            )
         # bench_serving writes the server's keys into its records: they stay in a folder of our own, and go.
         private = tempfile.mkdtemp(prefix="sglang_benchmark_", dir=self.module.tmpdir)
         try:
@@ -336,8 +350,14 @@ class Benchmark:
             with open(self.log, "wb") as log:
                 # In the process group of the module, so that what ends an async task ends the benchmark too.
                 status = subprocess.run(
-                    arguments, cwd=cwd, env=self._environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                    timeout=self.asked["timeout"], check=False,
+                    arguments,
+                    cwd=cwd,
+                    env=self._environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    timeout=self.asked["timeout"],
+                    check=False,
                 ).returncode
         except subprocess.TimeoutExpired:
             pass
@@ -382,11 +402,11 @@ class Benchmark:
             failed = failures(record)
             if failed:
                 if NO_TEXT in failed:
-                    reason = self.server.refusal(self.asked["input_tokens"], self.asked["output_tokens"])
+                    reason = self._refusal()
                     failed = [reason or text if text == NO_TEXT else text for text in failed]
                 raise BenchmarkError(
-                    f"{len(failed)} of {len(record['errors'])} requests to {self.server.base_url} failed at concurrency "
-                    f"{record['max_concurrency']}, the first with: {failed[0]}",
+                    f"{len(failed)} of {len(record['errors'])} requests to {self.server.base_url} failed "
+                    f"at concurrency {record['max_concurrency']}, the first with: {failed[0]}",
                     failed,
                 )
         if status == 0 and len(self.records) == len(self.asked["concurrencies"]):
@@ -394,18 +414,24 @@ class Benchmark:
         current = self.asked["concurrencies"][min(len(self.records), len(self.asked["concurrencies"]) - 1)]
         if status is None:
             raise BenchmarkError(
-                f"The benchmark of {self.server.base_url} took more than {self.asked['timeout']} s and was stopped at concurrency "
-                f"{current}: raise timeout, or ask for fewer requests or tokens."
+                f"The benchmark of {self.server.base_url} took more than {self.asked['timeout']} s and was stopped "
+                f"at concurrency {current}: raise timeout, or ask for fewer requests or tokens."
             )
         if not self.server.is_up():
             raise BenchmarkError(
-                f"The server at {self.server.base_url} stopped answering during the benchmark at concurrency {current}: see its log."
+                f"The server at {self.server.base_url} stopped answering during the benchmark "
+                f"at concurrency {current}: see its log."
             )
         if status != 0:
+            # When every request is refused it dies of a percentile of nothing: the server knows better.
+            reason = self._refusal() or last_line(self._output())
             raise BenchmarkError(
-                f"sglang.bench_serving ended with exit code {status} at concurrency {current}, saying: {last_line(self._output())}"
+                f"sglang.bench_serving ended with exit code {status} at concurrency {current}: {reason}"
             )
         raise BenchmarkError(f"sglang.bench_serving ended without a record of concurrency {current}: see {self.log}.")
+
+    def _refusal(self):
+        return self.server.refusal(self.asked["input_tokens"], self.asked["output_tokens"])
 
     def _output(self):
         try:

@@ -365,20 +365,22 @@ def check_replaceable(server):
             )
         return
     before, after = server.state.get("profile"), server.params["profile"]
-    what = f"profile {before}" if before != after else f"profile {before} with other flags, environment or keys"
+    same_profile = f"{before} with other {', '.join(changed_parts(server))}"
     raise Refused(
-        f"{server.name} runs {what} (pid {server.process.pid}) and was asked to run {after}: swap.yml changes it server by"
-        " server and goes back by itself; -e replace=true stops and starts it at once",
+        f"{server.name} runs profile {before} (pid {server.process.pid}) and was asked to run"
+        f" {after if before != after else same_profile}: swap.yml changes it server by server and goes back by itself;"
+        " -e replace=true stops and starts it at once",
         cause="running",
-        changed_words=changed_words(server),
     )
 
 
-def changed_words(server):
-    """Command-line words and environment that differ from what runs, as a diff would show them."""
-    before = set(server.state.get("argv") or [])
-    after = set(server.params["argv"])
-    return {"before": sorted(before - after), "after": sorted(after - before)}
+def changed_parts(server):
+    """What a running server was started with and is not asked for now: names of flags and variables, or which keys."""
+    old, new = ((server.state.get("record") or {}).get("flags") or [], server.params["record"].get("flags") or [])
+    flags = [line[0] for line in [*old, *new] if line not in old or line not in new]
+    old_env, new_env = server.state.get("env") or {}, server.params["env"]
+    names = [name for name in {**old_env, **new_env} if old_env.get(name) != new_env.get(name)]
+    return list(dict.fromkeys(flags + names)) or ["engine or keys"]
 
 
 def launch_text(argv, env):
@@ -387,23 +389,26 @@ def launch_text(argv, env):
 
 
 def script_diff(server):
-    """Before and after: the start script, and what runs."""
+    """Before and after: the start script, and what runs where something does."""
     params = server.params
-    running = launch_text(server.state.get("argv") or [], server.state.get("env") or {}) if server.process else ""
-    return [
+    shown = [
         {
             "before_header": params["script_path"],
             "after_header": params["script_path"],
             "before": read_text(params["script_path"]) or "",
             "after": params["script"],
-        },
-        {
-            "before_header": f"{server.name}: process",
-            "after_header": f"{server.name}: process",
-            "before": running,
-            "after": launch_text(params["argv"], params["env"]),
-        },
+        }
     ]
+    if server.process is not None and not server.same():
+        shown.append(process_diff(server, launch_text(params["argv"], params["env"])))
+    return shown
+
+
+def process_diff(server, after):
+    """Before and after of the running process, a word a line."""
+    header = f"{server.name}: process"
+    before = launch_text(server.state.get("argv") or [], server.state.get("env") or {})
+    return {"before_header": header, "after_header": header, "before": before, "after": after}
 
 
 def write_files(server):
@@ -579,9 +584,7 @@ def ensure_stopped(module, server):
     needed = server.process is not None or bool(leftovers)
     result = server.result(changed=needed, killed=[], elapsed=0.0, log=server.state.get("log"))
     if module._diff:
-        shown = launch_text(server.state.get("argv") or [], server.state.get("env") or {}) if needed else ""
-        header = f"{server.name}: process"
-        result["diff"] = [{"before_header": header, "after_header": header, "before": shown, "after": ""}]
+        result["diff"] = [process_diff(server, "")] if needed else []
     if module.check_mode or not needed:
         return result
     started = time.monotonic()

@@ -62,7 +62,7 @@ servers:
     - One entry a server, in the order asked. Keys are C(name), C(state) (V(ready), V(starting), V(stuck), V(dead),
       V(stopped) or V(stranger)), C(detail) (one sentence where the state has a reason), C(stage), C(profile), C(model),
       C(release), C(pid), C(uptime_s), C(launched_at), C(running), C(waiting), C(token_usage), C(output_tok_s), C(cap),
-      C(kv_tokens), C(accept_length), C(gpu_memory_gib), C(host_rss_gib), C(log), C(argv), C(env). What is not known is null.
+      C(kv_tokens), C(accept_length), C(gpu_memory_gib), C(host_rss_gib), C(log), C(argv), C(env), C(flags). What is not known is null.
   returned: always
   type: list
   elements: dict
@@ -96,7 +96,8 @@ from ansible.module_utils.sglang_state import Paths, read_state, read_text
 GIB = 1 << 30
 UNKNOWN = (
     "stage", "profile", "model", "release", "pid", "uptime_s", "launched_at", "running", "waiting", "token_usage",
-    "output_tok_s", "cap", "kv_tokens", "accept_length", "gpu_memory_gib", "host_rss_gib", "log", "argv", "env", "detail",
+    "output_tok_s", "cap", "kv_tokens", "accept_length", "gpu_memory_gib", "host_rss_gib", "log", "argv", "env", "flags",
+    "detail",
 )
 
 
@@ -151,6 +152,7 @@ def look(params, server, node_gpus):
         profile=state.get("profile"),
         model=record.get("model"),
         release=record.get("release"),
+        flags=record.get("flags"),
         launched_at=state.get("launched_at"),
         log=state.get("log"),
         argv=state.get("argv"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 
-# Importing bench_serving takes longer than a short benchmark, so one process runs its command line once per concurrency.
+# Importing bench_serving takes longer than a short benchmark: one process runs its command line for each concurrency.
 # It stops at the first run with a failed request: against a dead server each further run would wait a minute for it.
 # Arguments: the JSONL that the runs append to, and the command lines as JSON.
 DRIVER = """
