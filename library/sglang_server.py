@@ -76,6 +76,10 @@ options:
     description: Seconds that requests in flight get to finish after SIGTERM, before SIGKILL.
     type: int
     default: 60
+  because:
+    description: Why it is stopped, for the record and M(sglang_server_info), such as the cause of a failed start.
+    type: str
+    default: ""
   lock_timeout:
     description: Seconds to wait for another run that works on this server.
     type: int
@@ -149,6 +153,7 @@ elapsed:
   type: float
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -510,7 +515,7 @@ def stop(server):
     root, name = params["root"], params["name"]
     session = server.process.session if server.process else None
     ours = members(root, name, session) if server.process else server.leftovers()
-    files = shared_memory(stat.pid for stat in ours)
+    files = shared_memory(stat.pid for stat in ours) | set(server.state.get("shared_memory") or [])
 
     def left():
         return members(root, name, session) if session else server.leftovers()
@@ -535,10 +540,11 @@ def stop(server):
             cause="unkillable",
         )
     for path in files:
-        if os.path.exists(path):
+        with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
     if server.state.get("identity"):
-        write_state(server.paths.state, {**server.state, "stopped_at": utc_now(), "stopped_by": params["who"]})
+        ended = {"stopped_at": utc_now(), "stopped_by": params["who"], "stopped_because": params["because"]}
+        write_state(server.paths.state, {**server.state, **ended, "shared_memory": []})
     server.process = None
     return killed
 
@@ -551,6 +557,13 @@ def ensure_started(module, server):
             raise Refused(f"{server.name}: state {params['state']} needs {needed}", cause="usage")
     if "-m" not in params["argv"]:
         raise Refused(f"{server.name}: argv starts with {params['argv'][:3]}: expected PYTHON -m sglang.launch_server", cause="usage")
+    for key, value in params["secrets"].items():
+        if not isinstance(value, str) or value.startswith("-") or not value.isprintable():
+            raise Refused(
+                f"{server.name}: {key} is not a key that SGLang can read from its configuration: it must be text that does"
+                " not begin with '-', without control characters",
+                cause="usage",
+            )
     check_root(server)
     check_replaceable(server)
     check_port(server)
@@ -566,13 +579,9 @@ def ensure_started(module, server):
         if params["state"] == "checked":
             result.update(changed=False, would_change=not same or script_changed, diff=[])
         return result
-    if server.process is not None and not same:
-        stop(server)
-    if not same:
-        kill(server.leftovers())
-        wait_until(lambda: not server.leftovers(), KILL_SECONDS)
     write_files(server)
     if not same:
+        stop(server)  # of a server that died or was never recorded, what is left
         result["log"] = launch(server)
     result.update(pid=server.process.pid, identity=server.state["identity"])
     return result
@@ -580,8 +589,8 @@ def ensure_started(module, server):
 
 def ensure_stopped(module, server):
     """State stopped."""
-    leftovers = server.leftovers()
-    needed = server.process is not None or bool(leftovers)
+    files = [path for path in server.state.get("shared_memory") or [] if os.path.exists(path)]
+    needed = server.process is not None or bool(server.leftovers()) or bool(files)
     result = server.result(changed=needed, killed=[], elapsed=0.0, log=server.state.get("log"))
     if module._diff:
         result["diff"] = [process_diff(server, "")] if needed else []
@@ -611,6 +620,7 @@ def main():
             "record": {"type": "dict", "default": {}},
             "replace": {"type": "bool", "default": False},
             "stop_timeout": {"type": "int", "default": 60},
+            "because": {"type": "str", "default": ""},
             "lock_timeout": {"type": "int", "default": 10},
             "who": {"type": "str", "default": "ansible"},
         },

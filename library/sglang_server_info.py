@@ -165,7 +165,7 @@ def look(params, server, node_gpus):
         if strangers:
             return {**entry, "state": "stranger", "detail": f"port {server['port']} belongs to {describe(strangers[0])}"}
         if not state or state.get("stopped_at"):
-            return {**entry, "state": "stopped"}
+            return {**entry, "state": "stopped", "detail": state.get("stopped_because") or None}
         return {**entry, "state": "dead", "detail": death(state)}
     entry.update(
         pid=process.pid,

@@ -170,8 +170,8 @@ from ansible.module_utils.sglang_log import (
     stages,
     stamp_seconds,
 )
-from ansible.module_utils.sglang_process import alive, boot_seconds, describe, listeners, members
-from ansible.module_utils.sglang_state import Paths, read_state
+from ansible.module_utils.sglang_process import alive, boot_seconds, describe, listeners, members, shared_memory
+from ansible.module_utils.sglang_state import Paths, read_state, write_state
 
 POLL_SECONDS = 0.2
 # A log line that says only that some process died is followed by the reason, or by the end, within moments.
@@ -270,6 +270,14 @@ class Start:
             return None
         return counters.get("cap")
 
+    def note_shared_memory(self):
+        """Keep the names of the files that SGLang leaves in /dev/shm: after a crash nobody else knows whose they are."""
+        pids = [stat.pid for stat in members(self.params["root"], self.params["name"], self.state["identity"]["sid"])]
+        files = sorted(shared_memory(pids))
+        if files != self.state.get("shared_memory"):
+            self.state["shared_memory"] = files
+            write_state(Paths(self.params["root"], self.params["slug"]).state, self.state)
+
     def verdict(self):
         """How the wait ends: ``(outcome, data)``, or None to go on."""
         living = alive(self.state["identity"]) is not None
@@ -361,6 +369,7 @@ def main():
         time.sleep(POLL_SECONDS)
     outcome, data = ended
     if outcome == READY:
+        start.note_shared_memory()
         module.exit_json(**start.told(state=READY, outcome=READY, cap=data["cap"]))
     killed = out_of_memory(module, start.state["identity"]["pid"]) if outcome == "died" else None
     if killed:
