@@ -35,13 +35,14 @@ def _servers(servers):
 
 
 def deploy_report(servers):
-    """What a deploy did, as text.
+    """What a deploy or a benchmark did, as text.
 
     ``servers``: one mapping a server with ``name``, ``spec`` (filter sglang_launch_spec), ``outcome`` (module sglang_wait,
-    or what failed before it), ``benchmark`` (``runs`` and ``measured_at`` of role sglang_benchmark, or empty) and
-    ``benchmark_error``.
+    or what failed before it; empty where nothing was waited for), ``benchmark`` (``runs`` and ``measured_at`` of role
+    sglang_benchmark, or empty) and ``benchmark_error``.
     """
     running, stages, speeds, notes = [], {}, [], []
+    waited = any(server.get("outcome") for server in _servers(servers))
     for server in _servers(servers):
         name, spec, outcome = server["name"], server.get("spec") or {}, server.get("outcome") or {"state": "not reached"}
         ready = outcome["state"] == "ready"
@@ -65,20 +66,13 @@ def deploy_report(servers):
             notes.append(f"{name} FAILED: {outcome['msg']}")
         benchmark = server.get("benchmark") or {}
         for run in benchmark.get("runs") or []:
-            speeds.append(
-                [
-                    name,
-                    run["concurrency"],
-                    run["output_tok_s"],
-                    run["ttft_ms"]["median"],
-                    run["tpot_ms"]["median"],
-                    run.get("accept_length"),
-                    benchmark.get("measured_at"),
-                ]
-            )
+            figures = [run["output_tok_s"], run["ttft_ms"]["median"], run["tpot_ms"]["median"], run.get("accept_length")]
+            shown = [None if figure is None else f"{figure:.1f}" for figure in figures]
+            speeds.append([name, run["concurrency"], *shown, benchmark.get("measured_at")])
         if server.get("benchmark_error"):
             notes.append(f"{name} serves, but its benchmark failed: {server['benchmark_error']}")
-    parts = [table(running, ["server", "URL", "profile", "state", "pid", "ready s", "KV tokens", "running"])]
+    headers = ["server", "URL", "profile", "state", "pid", "ready s", "KV tokens", "running"]
+    parts = [table(running, headers)] if waited else []
     if stages:
         names = list(dict.fromkeys(stage for spent in stages.values() for stage in spent))
         rows = [[name, *(spent.get(stage) for stage in names)] for name, spent in stages.items()]

@@ -22,18 +22,19 @@ def drift(told, wanted, asked_profile):
     ``told``: the server as sglang_server_info has it. ``wanted``: its launch spec of today, for the profile that the
     inventory names or, where it names none, the one that runs. ``asked_profile``: the profile that the inventory names.
     """
-    if told.get("pid") is None or not told.get("argv"):
+    if told.get("pid") is None or not told.get("started_with"):
         return []
+    was = told["started_with"]
     changes = []
     if asked_profile and asked_profile != told["profile"]:
         changes.append(f"profile: {told['profile']} -> {asked_profile}")
     if "spec" not in wanted:
         return [*changes, f"today's inventory has no start for it: {wanted.get('msg', 'unknown reason')}"]
     spec = wanted["spec"]
-    if spec["argv"][0] != told["argv"][0]:
-        changes.append(f"engine: {told['argv'][0]} -> {spec['argv'][0]}")
-    changes += filter_loader.get("sglang_flag_changes").j2_function(told.get("flags") or [], spec["flags"])
-    before, after = told.get("env") or {}, spec["env"]
+    if spec["argv"][0] != was["argv"][0]:
+        changes.append(f"engine: {was['argv'][0]} -> {spec['argv'][0]}")
+    changes += filter_loader.get("sglang_flag_changes").j2_function(was["flags"] or [], spec["flags"])
+    before, after = was["env"] or {}, spec["env"]
     for name in sorted({*before, *after}):
         if before.get(name) != after.get(name):
             changes.append(f"{name}: {before.get(name, 'unset')} -> {after.get(name, 'unset')}")

@@ -62,7 +62,8 @@ servers:
     - One entry a server, in the order asked. Keys are C(name), C(state) (V(ready), V(starting), V(stuck), V(dead),
       V(stopped) or V(stranger)), C(detail) (one sentence where the state has a reason), C(stage), C(profile), C(model),
       C(release), C(pid), C(uptime_s), C(launched_at), C(running), C(waiting), C(token_usage), C(output_tok_s), C(cap),
-      C(kv_tokens), C(accept_length), C(gpu_memory_gib), C(host_rss_gib), C(log), C(argv), C(env), C(flags). What is not known is null.
+      C(kv_tokens), C(accept_length), C(gpu_memory_gib), C(host_rss_gib), C(log) and C(started_with) (C(argv), C(env), C(flags), C(model_path),
+      C(served_model_name), C(launch_sha256)). What is not known is null.
   returned: always
   type: list
   elements: dict
@@ -96,8 +97,8 @@ from ansible.module_utils.sglang_state import Paths, read_state, read_text
 GIB = 1 << 30
 UNKNOWN = (
     "stage", "profile", "model", "release", "pid", "uptime_s", "launched_at", "running", "waiting", "token_usage",
-    "output_tok_s", "cap", "kv_tokens", "accept_length", "gpu_memory_gib", "host_rss_gib", "log", "argv", "env", "flags",
-    "detail",
+    "output_tok_s", "cap", "kv_tokens", "accept_length", "gpu_memory_gib", "host_rss_gib", "log",
+    "started_with", "detail",
 )
 
 
@@ -152,11 +153,14 @@ def look(params, server, node_gpus):
         profile=state.get("profile"),
         model=record.get("model"),
         release=record.get("release"),
-        flags=record.get("flags"),
         launched_at=state.get("launched_at"),
         log=state.get("log"),
-        argv=state.get("argv"),
-        env=state.get("env"),
+        started_with={
+            **{key: state.get(key) for key in ("argv", "env", "launch_sha256")},
+            **{key: record.get(key) for key in ("flags", "model_path", "served_model_name")},
+        }
+        if state
+        else None,
     )
     ours = members(params["root"], server["name"], process.session if process else None)
     pids = {stat.pid for stat in ours}
