@@ -8,7 +8,9 @@ from __future__ import annotations
 from ansible.errors import AnsibleFilterError, AnsibleTypeError
 
 try:
-    from tabulate import tabulate
+    import tabulate
+
+    tabulate.MIN_PADDING = 0  # headers need no room beyond their own: 80 columns are few
 except ImportError:
     tabulate = None
 
@@ -25,7 +27,7 @@ def table(rows, headers):
     cells = [[NOTHING if cell is None or cell == "" else str(cell) for cell in row] for row in rows]
     right = [all(cell == NOTHING or cell.replace(".", "", 1).isdigit() for cell in column) for column in zip(*cells)]
     align = ["right" if number else "left" for number in right]
-    return tabulate(cells, headers=headers, tablefmt="simple", disable_numparse=True, colalign=align or None)
+    return tabulate.tabulate(cells, headers=headers, tablefmt="simple", disable_numparse=True, colalign=align or None)
 
 
 def _servers(servers):
@@ -71,7 +73,7 @@ def deploy_report(servers):
             speeds.append([name, run["concurrency"], *shown, benchmark.get("measured_at")])
         if server.get("benchmark_error"):
             notes.append(f"{name} serves, but its benchmark failed: {server['benchmark_error']}")
-    headers = ["server", "URL", "profile", "state", "pid", "ready s", "KV tokens", "running"]
+    headers = ["server", "URL", "profile", "state", "pid", "ready s", "KV tokens", "max running"]
     parts = [table(running, headers)] if waited else []
     if stages:
         names = list(dict.fromkeys(stage for spent in stages.values() for stage in spent))

@@ -1,0 +1,305 @@
+# Copyright: sglang-fleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Real logs in, stages, figures and causes out."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from ansible.module_utils import sglang_log
+from ansible.module_utils.sglang_failures import AFTERMATH, SPECIFIC, match
+from ansible.module_utils.sglang_log import aftermath, failure, figures, last_lines, lines_of, read_startup, read_tail, stages
+from helpers.replay import recorded_log
+
+CPU = Path(__file__).resolve().parents[2] / "data" / "logs" / "cpu-0.5.23"
+
+CPU_READY = ["import", "weights", "KV pool", "warm-up", "ready"]
+GPU_READY = ["import", "weights", "state pool", "KV pool", "graph capture", "warm-up", "ready"]
+# log: stages, failure, aftermath
+EXPECTED = {
+    "bad_choice": (["import"], "bad_choice", None),
+    "bad_flag": (["import"], "unknown_flag", None),
+    "bad_model_path": (["import"], "bad_model_path", "exception"),
+    "ctx_too_long": (["import"], "context_too_long", "exception"),
+    "empty_model_dir": (["import"], "no_config", "exception"),
+    "hic_kernel": (["import", "weights", "KV pool", "host pools"], "needs_gpu", "exception"),
+    "hicache_loadback": (["import", "weights", "KV pool", "host pools", "warm-up", "ready"], None, None),
+    "hybrid_qwen3next2": (["import", "weights", "state pool", "KV pool"], None, "exception"),
+    "kill9_detok": (CPU_READY, None, "child_died"),
+    "kill9_main": (CPU_READY, None, None),
+    "kill9_sched": (CPU_READY, None, "child_died"),
+    "mem_fraction_tiny": (["import", "weights"], "no_kv_memory", "exception"),
+    "mem_too_many_tokens": (CPU_READY, None, None),
+    "mem_ulimit": (["import"], None, "exception"),
+    "no_weights": (["import", "weights"], "no_weights", "exception"),
+    "port_in_use": (["import", "weights", "KV pool"], "port_in_use", None),
+    "server": (CPU_READY, None, None),
+    "server_short": (CPU_READY, None, None),
+    "spec_ngram": (CPU_READY, None, None),
+    "spec_standalone": (["import", "weights", "KV pool"], "needs_gpu", "exception"),
+    "e96_mtp_hicache": (
+        ["import", "weights", "state pool", "KV pool", "graph capture", "host pools", "warm-up", "ready"], None, None,
+    ),
+    "e96_nomtp": (GPU_READY, None, None),
+    "q27_mtp": (GPU_READY, None, None),
+    "f_bad_model": (["import"], "bad_model_path", "exception"),
+    "f_hicache_200": (["import", "weights", "state pool", "KV pool", "graph capture"], "no_host_memory", "exception"),
+    "f_kill_detok": (GPU_READY, None, "child_died"),
+    "f_kill_sched_loading": (["import", "weights"], None, "scheduler_died"),
+    "f_kill_sched_serving": (GPU_READY, None, "child_died"),
+    "f_mem_small": (["import", "weights"], "no_state_memory", "exception"),
+    "f_port_used": (["import", "weights", "state pool", "KV pool", "graph capture"], "port_in_use", None),
+    "f_unknown_flag": (["import"], "unknown_flag", None),
+}  # fmt: skip
+CAUSES = {
+    "bad_flag": "this SGLang does not know --no-such-flag 1",
+    "bad_model_path": "there is no model folder /no/such/model",
+    "ctx_too_long": "context-length 999999 is more than the model's 4096",
+    "empty_model_dir": "/srv/sglang/model/empty holds no config.json that names a model type",
+    "hic_kernel": "this profile needs a GPU (Torch not compiled with CUDA enabled)",
+    "mem_fraction_tiny": "the weights leave no memory for the KV cache at mem-fraction-static 0.0001",
+    "no_weights": "the model folder /srv/sglang/model/qwen3 holds no weights",
+    "port_in_use": "port 30113 was taken by another process during the start",
+    "f_bad_model": "there is no model folder /srv/models/not-there",
+    "f_hicache_200": "the host cache asks for 181.56 GB and the node has 119.00 GB free",
+    "f_mem_small": "the weights leave no memory for the hybrid model's state cache (-2.97 GiB)",
+    "f_port_used": "port 31999 was taken by another process during the start",
+}
+AFTERMATH_CAUSES = {
+    "hybrid_qwen3next2": "ModuleNotFoundError: No module named 'sgl_kernel.mamba'",
+    "kill9_detok": "detokenizer (pid 8978) died with exit code -9",
+    "kill9_sched": "scheduler_0 (pid 18648) died with exit code -9",
+    "mem_ulimit": "RuntimeError: Resource temporarily unavailable",
+    "f_kill_detok": "detokenizer (pid 6385) died with exit code -9",
+    "f_kill_sched_loading": "the scheduler died during the start (exit code -9)",
+    "f_kill_sched_serving": "scheduler_0 (pid 6475) died with exit code -9",
+}
+
+
+def log(name):
+    path = CPU / f"{name}.log"
+    return read_startup(path) if path.exists() else lines_of(recorded_log(name))
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_real_log_tells_its_stages_and_its_cause(name):
+    lines = log(name)
+    cause, after = failure(lines), aftermath(lines)
+    found = ([stage for stage, _line in stages(lines)], cause and cause["id"], after and after["id"])
+    assert found == EXPECTED[name]
+    if name in CAUSES:
+        assert cause["cause"] == CAUSES[name]
+        assert cause["line"] in [line[:1000] for line in lines]
+    if name in AFTERMATH_CAUSES:
+        assert after["cause"] == AFTERMATH_CAUSES[name]
+
+
+def test_every_log_that_is_kept_is_tested():
+    assert {path.stem for path in CPU.glob("*.log")} <= set(EXPECTED)
+
+
+def test_each_stage_begins_with_its_own_line():
+    told = dict(stages(log("e96_mtp_hicache")))
+    assert told["import"] is None
+    assert "Load weight begin. avail mem=92.79 GB" in told["weights"]
+    assert "max_mamba_cache_size: 24" in told["state pool"]
+    assert "Allocating" in told["host pools"]
+    assert told["ready"].endswith("The server is fired up and ready to roll!")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (
+            "e96_mtp_hicache",
+            {
+                "free_gpu_gib": 92.79, "weights_gib": 51.05, "draft_weights_gib": 5.53, "capped_by_slots": 24,
+                "slots_per_request": 5, "state_slots": 24, "state_conv_gib": 0.07, "state_ssm_gib": 3.52,
+                "speculative_ssm_gib": 2.81, "speculative_conv_gib": 0.03, "kv_tokens": 365151, "kv_k_gib": 11.14,
+                "kv_v_gib": 11.14, "max_total_tokens": 365151, "max_running_requests": 4, "context_len": 262144,
+                "available_gib": 7.53, "host_kv_gb": 15.51, "host_state_gb": 4.62,
+            },
+        ),
+        (
+            "e96_nomtp",
+            {
+                "free_gpu_gib": 92.79, "weights_gib": 51.05, "capped_by_slots": 90, "slots_per_request": 5,
+                "state_slots": 90, "state_conv_gib": 0.25, "state_ssm_gib": 12.8, "kv_tokens": 241196, "kv_k_gib": 7.36,
+                "kv_v_gib": 7.36, "max_total_tokens": 241196, "max_running_requests": 18, "context_len": 262144,
+                "available_gib": 10.8,
+            },
+        ),
+        (
+            "mem_too_many_tokens",
+            {
+                "free_gpu_gib": 21.47, "weights_gib": 0.0, "kv_tokens": 64424036, "kv_k_gib": 7.68, "kv_v_gib": 7.68,
+                "max_total_tokens": 64424036, "max_running_requests": 4096, "context_len": 4096, "available_gib": 1.93,
+            },
+        ),
+        ("f_kill_sched_loading", {"free_gpu_gib": 137.61}),
+        ("bad_flag", {}),
+    ],
+)  # fmt: skip
+def test_figures_are_those_of_the_log(name, told):
+    assert figures(log(name)) == told
+
+
+@pytest.mark.parametrize(
+    ("name", "some"),
+    [
+        ("server", {"kv_tokens": 8192, "max_running_requests": 2048, "context_len": 4096, "available_gib": 20.99}),
+        ("spec_ngram", {"max_running_requests": 48, "available_gib": 19.84}),
+        ("hybrid_qwen3next2", {"state_slots": 538990, "state_conv_gib": 1.16, "state_ssm_gib": 6.17}),
+        ("hicache_loadback", {"kv_tokens": 1024, "host_kv_gb": 0.0}),
+        ("q27_mtp", {"kv_tokens": 1040851, "kv_k_gib": 31.76, "draft_weights_gib": 5.53, "max_running_requests": 4}),
+    ],
+)
+def test_figures_of_other_releases_and_devices(name, some):
+    told = figures(log(name))
+    assert {key: told.get(key) for key in some} == some
+
+
+def test_a_log_cut_anywhere_tells_the_stages_up_to_there():
+    """A reader comes at any moment: no cut invents a stage, a figure that is not whole, or a failure."""
+    text = recorded_log("e96_nomtp")
+    whole, all_figures = [stage for stage, _line in stages(lines_of(text))], figures(lines_of(text))
+    for cut in range(0, len(text), 997):
+        lines = lines_of(text[:cut])
+        seen = [stage for stage, _line in stages(lines)]
+        assert seen == whole[: len(seen)]
+        assert failure(lines) is None
+        told = figures(lines_of(text[:cut].rpartition("\n")[0]))
+        assert {name: all_figures[name] for name in told} == told
+
+
+def test_updates_of_a_progress_bar_are_lines_and_never_last():
+    text = "Loading\rCapturing:   0%|   | 0/3\rCapturing: 100%|███| 3/3\nafter\n"
+    lines = lines_of(text)
+    assert lines == ["Loading", "Capturing:   0%|   | 0/3", "Capturing: 100%|███| 3/3", "after"]
+    assert last_lines(lines) == ["Loading", "after"]
+    assert any("\r" in line for line in recorded_log("e96_nomtp").split("\n"))
+    assert not any("%|" in line for line in last_lines(log("e96_nomtp"), 1000))
+
+
+def test_last_lines_are_few_and_short():
+    lines = [f"{number} " + "x" * 1000 for number in range(50)]
+    assert len(last_lines(lines)) == 20
+    assert [line[:3] for line in last_lines(lines, 2)] == ["48 ", "49 "]
+    assert max(map(len, last_lines(lines))) == 400
+
+
+def test_colour_is_taken_off():
+    lines = lines_of("\x1b[32m[2026-01-01 00:00:00] Load weight begin.\x1b[0m avail mem=1.50 GB\n\x1b[0m\n")
+    assert lines == ["[2026-01-01 00:00:00] Load weight begin. avail mem=1.50 GB"]
+    assert figures(lines) == {"free_gpu_gib": 1.5}
+
+
+def test_an_empty_log_is_a_start_that_imports(tmp_path):
+    path = tmp_path / "empty.log"
+    path.write_bytes(b"")
+    lines = read_startup(path)
+    assert lines == read_tail(path) == []
+    assert stages(lines) == [("import", None)]
+    assert (figures(lines), failure(lines), aftermath(lines)) == ({}, None, None)
+
+
+def test_bytes_that_are_no_text_do_no_harm(tmp_path):
+    path = tmp_path / "binary.log"
+    path.write_bytes(b"\xff\xfe\x00garbage\n[2026-01-01 00:00:00] Load weight begin. avail mem=2.0 GB\xc3")
+    assert [stage for stage, _line in stages(read_startup(path))] == ["import", "weights"]
+    assert figures(read_tail(path)) == {"free_gpu_gib": 2.0}
+
+
+def test_the_tail_is_the_end_and_the_startup_the_beginning(tmp_path, monkeypatch):
+    monkeypatch.setattr(sglang_log, "STARTUP_BYTES", 20)
+    monkeypatch.setattr(sglang_log, "TAIL_BYTES", 20)
+    path = tmp_path / "long.log"
+    path.write_text("first line\n" + "x" * 100 + "\nlast line\n")
+    assert read_startup(path) == ["first line", "x" * 9]
+    assert read_tail(path)[-1] == "last line"
+    assert "first line" not in read_tail(path)
+
+
+def test_the_time_of_a_line():
+    told = sglang_log.stamp_seconds("[2026-11-29 13:28:08 TP0] Load weight begin.")
+    assert time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(told)) == "2026-11-29 13:28:08"
+    assert sglang_log.stamp_seconds("no time here [2026-11-29 13:28:08]") is None
+
+
+def test_every_stage_has_a_limit():
+    assert sglang_log.STAGE_NAMES == [
+        "import", "weights", "state pool", "KV pool", "graph capture", "host pools", "warm-up", "ready",
+    ]  # fmt: skip
+    assert set(sglang_log.STAGE_LIMITS) == set(sglang_log.STAGE_NAMES)
+
+
+def test_the_first_specific_line_wins_over_what_follows():
+    lines = ["Scheduler hit an exception", "ValueError: Not enough memory. Please try to increase --mem-fraction-static",
+             "error: unrecognized arguments: --x"]  # fmt: skip
+    assert failure(lines)["id"] == "no_kv_memory"
+
+
+def test_the_last_exception_tells_more_than_a_child_that_failed():
+    lines = ["[2026-01-01 00:00:00] Scheduler hit an exception: Traceback", "KeyError: 'first'", "my.mod.OddError: second"]
+    assert aftermath(lines)["cause"] == "my.mod.OddError: second"
+    assert aftermath(lines[:1])["id"] == "scheduler_exception"
+    assert aftermath(["Received sigquit from a child process. It usually means"])["id"] == "child_failed"
+    assert aftermath(["all is well"]) is None
+
+
+def test_a_second_set_of_weights_of_the_same_size_is_not_a_draft():
+    end = "Load weight end. elapsed=1.0 s, type=Qwen, avail mem=1.0 GB, mem usage={} GB."
+    assert figures([end.format(5.0), end.format(5.0)]) == {"weights_gib": 5.0}
+    assert figures([end.format(5.0), end.format(0.5)]) == {"weights_gib": 5.0, "draft_weights_gib": 0.5}
+
+
+@pytest.mark.parametrize("entry", [*SPECIFIC, *AFTERMATH], ids=lambda entry: entry["id"])
+def test_an_entry_is_whole(entry):
+    assert set(entry) == {"id", "pattern", "cause", "advice"}
+    assert not entry["cause"].endswith(".")
+    assert not entry["advice"].endswith(".")
+
+
+# Lines that no kept log holds, each as SGLang or torch write them.
+LINES = [
+    ("bad_choice", "sglang serve: error: argument --tp-size: invalid int value: 'x'", "flag --tp-size: invalid int value: 'x'"),
+    ("bad_model_path", "OSError: models/x is not a local folder and is not a valid model", "there is no model folder models/x"),
+    (
+        "missing_shard",
+        "FileNotFoundError: No such file or directory: \"/m/model-00002-of-00009.safetensors\"",
+        "the weight file /m/model-00002-of-00009.safetensors is missing",
+    ),
+    (
+        "no_kv_memory",
+        "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static. Current value: 0.5",
+        "the weights leave no memory for the KV cache",
+    ),
+    ("internal_port_in_use", "zmq.error.ZMQError: Address already in use (addr='tcp://127.0.0.1:31')", "(tcp://127.0.0.1:31)"),
+    ("internal_port_in_use", "zmq.error.ZMQError: Address already in use", "a port that SGLang uses"),
+    ("graph_capture_memory", "Exception: Capture cuda graph failed: CUDA out of memory. Tried", "the CUDA graphs"),
+    ("gpu_memory", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 340.00 MiB. GPU 0", "no 340.00 MiB left"),
+    ("state_strategy", "AssertionError: no_buffer do not support overlap schedule. Try to set", "no_buffer does not go"),
+    ("disk_full", "OSError: [Errno 28] No space left on device", "a disk of the node is full"),
+    ("watchdog", "Scheduler watchdog timeout (watchdog_timeout=300.0, soft=False)", "did nothing for 300.0 s"),
+    ("exclusive_flags", "ValueError: --a and --b are mutually exclusive", "--a and --b are mutually exclusive"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("cause_id", "line", "cause"), LINES)
+def test_a_line_has_its_cause(cause_id, line, cause):
+    verdict = match(f"[2026-01-01 00:00:00] {line}", SPECIFIC)
+    assert verdict["id"] == cause_id
+    assert cause in verdict["cause"]
+    assert "{" not in verdict["cause"] + verdict["advice"]
+
+
+def test_advice_holds_the_figures_of_the_line():
+    assert failure(log("mem_fraction_tiny"))["advice"] == "raise mem-fraction-static above 0.002"
+    assert failure(log("ctx_too_long"))["advice"] == "set context-length to at most 4096"
+
+
+def test_a_healthy_line_has_no_cause():
+    assert match("[2026-01-01 00:00:00] Decode batch, #running-req: 1, token usage: 0.00", [*SPECIFIC, *AFTERMATH]) is None

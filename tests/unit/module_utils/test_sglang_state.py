@@ -1,0 +1,208 @@
+# Copyright: sglang-fleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""State files, locks and the figure that tells whether a restart is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import sys
+import threading
+
+import pytest
+from ansible.module_utils import sglang_state
+from ansible.module_utils.sglang_state import (
+    Busy,
+    Paths,
+    launch_sha256,
+    link_atomic,
+    lock,
+    new_log,
+    read_state,
+    read_text,
+    write_atomic,
+    write_state,
+)
+
+
+def mode(path):
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+def test_the_files_of_a_server(tmp_path):
+    paths = Paths("/srv/sglang", "sglang_gpu0")
+    assert vars(paths) == {
+        "root": "/srv/sglang",
+        "scripts": "/srv/sglang/scripts",
+        "logs": "/srv/sglang/logs/sglang_gpu0",
+        "newest_log": "/srv/sglang/logs/sglang_gpu0.log",
+        "run": "/srv/sglang/run",
+        "cache": "/srv/sglang/cache",
+        "state": "/srv/sglang/run/sglang_gpu0.json",
+        "lock": "/srv/sglang/run/sglang_gpu0.lock",
+        "secrets": "/srv/sglang/run/sglang_gpu0.secrets.yml",
+    }
+    here = Paths(str(tmp_path / "new"), "s")
+    here.make()
+    here.make()
+    assert all(os.path.isdir(folder) for folder in (here.scripts, here.logs, here.run, here.cache))
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path):
+    path = tmp_path / "state.json"
+    texts = {letter * 200_000 for letter in "ab"}
+    write_atomic(path, "a" * 200_000, 0o644)
+    done = threading.Event()
+
+    def write():
+        for _ in range(30):
+            for text in texts:
+                write_atomic(path, text, 0o644)
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    looks = 0
+    while not done.is_set():
+        assert path.read_text() in texts
+        looks += 1
+    writer.join()
+    assert looks > 10
+    assert os.listdir(tmp_path) == ["state.json"]
+
+
+def test_a_failed_write_keeps_the_old_file_and_leaves_nothing(tmp_path, monkeypatch):
+    path = tmp_path / "state.json"
+    write_atomic(path, "old", 0o644)
+    with pytest.raises(UnicodeEncodeError):
+        write_atomic(path, "half \udcff", 0o644)
+
+    def full(_descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomic(path, "new", 0o644)
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["state.json"]
+
+
+def test_a_file_has_its_mode_whatever_the_umask(tmp_path):
+    before = os.umask(0o077)
+    try:
+        write_atomic(tmp_path / "open", "x", 0o644)
+        write_atomic(tmp_path / "script", "x", 0o755)
+    finally:
+        os.umask(before)
+    write_atomic(tmp_path / "secret", "x", 0o600)
+    assert [mode(tmp_path / name) for name in ("open", "script", "secret")] == [0o644, 0o755, 0o600]
+
+
+def test_a_link_is_replaced(tmp_path):
+    link = tmp_path / "newest.log"
+    link_atomic("a.log", str(link))
+    link_atomic("b.log", str(link))
+    assert os.readlink(link) == "b.log"
+    assert os.listdir(tmp_path) == ["newest.log"]
+
+
+def test_a_state_comes_back_as_it_was_written(tmp_path):
+    path = tmp_path / "state.json"
+    write_state(path, {"name": "n-gpu0", "env": {"A": "é"}})
+    assert read_state(path) == {"schema": 1, "name": "n-gpu0", "env": {"A": "é"}}
+    assert mode(path) == 0o644
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "garbage", '"text"', "[1]", "null", '{"a": 1'])
+def test_a_state_file_that_is_none_is_empty(tmp_path, text):
+    path = tmp_path / "state.json"
+    if text is not None:
+        path.write_text(text)
+    assert read_state(path) == {}
+
+
+def test_text_of_a_file_that_is_not_there(tmp_path):
+    assert read_text(tmp_path / "none") is None
+
+
+def test_a_log_has_a_name_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(sglang_state.time, "strftime", lambda *_: "20260101T000000Z")
+    paths = Paths(str(tmp_path), "s")
+    paths.make()
+    names = []
+    for _ in range(3):
+        path = new_log(paths)
+        open(path, "x").close()
+        names.append(os.path.basename(path))
+    assert names == ["20260101T000000Z.log", "20260101T000000Z-1.log", "20260101T000000Z-2.log"]
+
+
+LAUNCH = (["/venv/python", "-m", "x", "--a", "1"], {"A": "1", "B": "2"}, {"api-key": "k"})
+
+
+def test_the_figure_of_a_launch_does_not_depend_on_order():
+    argv, env, secrets = LAUNCH
+    assert launch_sha256(argv, env, secrets) == launch_sha256(tuple(argv), dict(reversed(env.items())), secrets)
+    assert len(launch_sha256(*LAUNCH)) == 64
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ([*LAUNCH[0], "--b"], LAUNCH[1], LAUNCH[2]),
+        (["/other/python", *LAUNCH[0][1:]], LAUNCH[1], LAUNCH[2]),
+        ([*LAUNCH[0][:3], "1", "--a"], LAUNCH[1], LAUNCH[2]),
+        (["/venv/python", "-m", "x", "--a 1"], LAUNCH[1], LAUNCH[2]),
+        (LAUNCH[0], {"A": "1", "B": "3"}, LAUNCH[2]),
+        (LAUNCH[0], {"A": "1"}, LAUNCH[2]),
+        (LAUNCH[0], LAUNCH[1], {"api-key": "other"}),
+        (LAUNCH[0], LAUNCH[1], {}),
+    ],
+)
+def test_the_figure_changes_with_each_part(other):
+    assert launch_sha256(*other) != launch_sha256(*LAUNCH)
+
+
+def test_a_lock_names_its_holder_and_is_free_afterwards(tmp_path):
+    path = tmp_path / "s.lock"
+    with lock(path, "alice@laptop", 0):
+        with pytest.raises(Busy) as busy, lock(path, "bob@desk", 0.3):
+            pass
+        assert str(busy.value).startswith(f"alice@laptop, pid {os.getpid()}, since 20")
+    with lock(path, "bob@desk", 0):
+        assert path.read_text().startswith("bob@desk, pid ")
+        assert "alice" not in path.read_text()
+
+
+def test_a_lock_is_given_back_when_the_work_fails(tmp_path):
+    path = tmp_path / "s.lock"
+    with pytest.raises(KeyError), lock(path, "alice", 0):
+        raise KeyError("work")
+    with lock(path, "bob", 0):
+        assert path.read_text().startswith("bob,")
+
+
+def test_the_lock_of_a_killed_holder_is_free(tmp_path, python):
+    path = tmp_path / "s.lock"
+    script = (
+        "import sys, time, ansible.module_utils as m; m.__path__.append(sys.argv[1]);"
+        "from ansible.module_utils.sglang_state import lock\n"
+        "with lock(sys.argv[2], 'carol', 0): print('held', flush=True); time.sleep(60)"
+    )
+    process, said = python(script, os.path.dirname(sglang_state.__file__), str(path))
+    assert said == "held"
+    with pytest.raises(Busy, match=f"^carol, pid {process.pid}, since "), lock(path, "bob", 0):
+        pass
+    process.send_signal(signal.SIGKILL)
+    process.wait(5)
+    with lock(path, "bob", 0):
+        assert path.read_text().startswith("bob,")
+
+
+def test_the_state_is_json_that_people_can_read(tmp_path):
+    path = tmp_path / "state.json"
+    write_state(path, {"b": 1, "a": sys.maxsize})
+    assert path.read_text() == json.dumps({"a": sys.maxsize, "b": 1, "schema": 1}, indent=2) + "\n"
