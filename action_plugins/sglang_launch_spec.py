@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import getpass
-import socket
-
 from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.plugins.loader import filter_loader
@@ -29,5 +26,5 @@ class ActionModule(ActionBase):
             raise AnsibleActionFail(error.message) from None
         for warning in spec["warnings"]:
             display.warning(warning)  # shown once, however many servers say it
-        result.update(changed=False, spec=spec, who=f"{getpass.getuser()}@{socket.gethostname()}")
+        result.update(changed=False, spec=spec)
         return result

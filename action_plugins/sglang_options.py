@@ -6,13 +6,22 @@
 from __future__ import annotations
 
 import difflib
+import getpass
+import socket
 
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
 from ansible.utils.vars import load_extra_vars
 
-TYPES = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "text", "path": "a path", "list": "a list"}
+TYPES = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "path": "a path",
+    "list": "a list",
+}
 
 
 class ActionModule(ActionBase):
@@ -28,7 +37,7 @@ class ActionModule(ActionBase):
         self._refuse_misspelled(given, options)
         self._refuse_wrong_type(given, options)
         self._refuse_empty_selection(task_vars)
-        result["changed"] = False
+        result.update(changed=False, who=f"{getpass.getuser()}@{socket.gethostname()}")
         return result
 
     def _refuse_misspelled(self, given, options):
@@ -56,5 +65,7 @@ class ActionModule(ActionBase):
         chosen = set(task_vars["ansible_play_hosts_all"]) | set(task_vars.get("ansible_play_batch", []))
         if not chosen.intersection(servers) and chosen != {"localhost"}:
             of_node = [f"node_{node}" for node in groups.get("sglang_nodes", []) if node in chosen]
-            hint = f"did you mean {of_node[0]}, all servers of that node?" if of_node else f"servers are {', '.join(servers[:8])}"
+            hint = (
+                f"did you mean {of_node[0]}, all servers of that node?" if of_node else f"servers are {', '.join(servers[:8])}"
+            )
             raise AnsibleActionFail(f"--limit selects no server: {hint}")

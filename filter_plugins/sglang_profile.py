@@ -164,9 +164,7 @@ def flag_changes(before, after):
         return " ".join([first.partition("=")[2], *rest] if "=" in first else rest) or "set"
 
     names = [*old, *(name for name in new if name not in old)]
-    return [
-        f"{name}: {shown(old.get(name))} -> {shown(new.get(name))}" for name in names if old.get(name) != new.get(name)
-    ]
+    return [f"{name}: {shown(old.get(name))} -> {shown(new.get(name))}" for name in names if old.get(name) != new.get(name)]
 
 
 def _environment(*layers):
@@ -232,7 +230,7 @@ def launch_spec(request):
         raise AnsibleFilterError(f"{request['name']} has no gpus and its engine is for cuda: name its GPUs in the inventory")
     _check_gpus(request["name"], request["node"], gpus, found.get("gpus"))
     problem = found.get("models", {}).get(model["path"], {}).get("problem")
-    if problem and not (problem.startswith("there is no model folder") and request.get("tolerate_absent_model")):
+    if problem:
         raise AnsibleFilterError(f"{request['name']}: {problem}")
     slug = request["slug"]
     own = {
@@ -245,8 +243,8 @@ def launch_spec(request):
         "config": f"{root}/run/{slug}.secrets.yml" if request["secrets"] else None,
     }
     layers = [
-        (f"model '{request['model']}', args", model.get("args")),
         (f"sglang_devices.{device}, args", devices[device].get("args")),
+        (f"model '{request['model']}', args", model.get("args")),
         (f"profile '{profile['name']}', args", profile["args"]),
         (f"profile '{profile['name']}', hybrid_args", profile["hybrid_args"] if model.get("hybrid") else {}),
         (f"{request['name']}, args", request["args"]),

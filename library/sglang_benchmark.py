@@ -244,9 +244,7 @@ class Server:
             status, text = self.answer("/v1/models")
         except OSError as error:
             reason = getattr(error, "reason", error)
-            raise BenchmarkError(
-                f"No server answers at {self.base_url} ({reason}): start it before measuring it."
-            ) from error
+            raise BenchmarkError(f"No server answers at {self.base_url} ({reason}): start it before measuring it.") from error
         if status in (401, 403):
             raise BenchmarkError(
                 f"The server at {self.base_url} refused the API key (HTTP {status}): "
@@ -302,9 +300,7 @@ class Benchmark:
                 served_model_name=self.asked["served_model_name"],
                 tokenizer=self.asked["tokenizer"],
                 concurrency=concurrency,
-                requests=number_of_requests(
-                    concurrency, self.asked["prompts_per_concurrency"], self.asked["min_prompts"]
-                ),
+                requests=number_of_requests(concurrency, self.asked["prompts_per_concurrency"], self.asked["min_prompts"]),
                 input_tokens=self.asked["input_tokens"],
                 output_tokens=self.asked["output_tokens"],
                 seed=seed,
@@ -374,13 +370,15 @@ class Benchmark:
         # A key of the login's own is not for this server, and CI mode would empty the server's cache.
         for name in ("OPENAI_API_KEY", "API_KEY", "SGLANG_IS_IN_CI"):
             environment.pop(name, None)
-        environment.update({
-            "HF_HUB_OFFLINE": "1",
-            "TRANSFORMERS_OFFLINE": "1",
-            "PYTHONUNBUFFERED": "1",
-            "NO_PROXY": "*",
-            "no_proxy": "*",
-        })
+        environment.update(
+            {
+                "HF_HUB_OFFLINE": "1",
+                "TRANSFORMERS_OFFLINE": "1",
+                "PYTHONUNBUFFERED": "1",
+                "NO_PROXY": "*",
+                "no_proxy": "*",
+            }
+        )
         environment.update({name: str(value) for name, value in self.asked["env"].items()})
         if self.asked["api_key"]:
             environment["OPENAI_API_KEY"] = self.asked["api_key"]
@@ -425,9 +423,7 @@ class Benchmark:
         if status != 0:
             # When every request is refused it dies of a percentile of nothing: the server knows better.
             reason = self._refusal() or last_line(self._output())
-            raise BenchmarkError(
-                f"sglang.bench_serving ended with exit code {status} at concurrency {current}: {reason}"
-            )
+            raise BenchmarkError(f"sglang.bench_serving ended with exit code {status} at concurrency {current}: {reason}")
         raise BenchmarkError(f"sglang.bench_serving ended without a record of concurrency {current}: see {self.log}.")
 
     def _refusal(self):
@@ -454,7 +450,12 @@ class Benchmark:
 
 def refuse_bad_numbers(module):
     least = {
-        "input_tokens": 1, "output_tokens": 2, "prompts_per_concurrency": 1, "min_prompts": 1, "timeout": 1, "seed": 0,
+        "input_tokens": 1,
+        "output_tokens": 2,
+        "prompts_per_concurrency": 1,
+        "min_prompts": 1,
+        "timeout": 1,
+        "seed": 0,
     }
     for name, value in least.items():
         if module.params[name] < value:

@@ -143,11 +143,6 @@ spec:
   description: What the server is started with, as P(sglang_launch_spec#filter) returns it.
   returned: success
   type: dict
-who:
-  description: User and host name of the controller, for locks and records.
-  returned: success
-  type: str
-  sample: alice@laptop
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -47,7 +47,13 @@ EXAMPLES = r"""
       out: path
 """
 
-RETURN = r""" # """
+RETURN = r"""
+who:
+  description: User and host name of the controller, for locks and records.
+  returned: success
+  type: str
+  sample: alice@laptop
+"""
 
 from ansible.module_utils.basic import AnsibleModule
 

@@ -148,7 +148,7 @@ killed:
   type: list
   elements: dict
 elapsed:
-  description: Seconds that stopping took, until the last process was gone and the port free.
+  description: Seconds that stopping took, until the last process was gone and its GPU memory back.
   returned: for stopped
   type: float
 """
@@ -162,6 +162,7 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_log import failure, last_lines, read_startup
+from ansible.module_utils.sglang_node import gpus
 from ansible.module_utils.sglang_process import (
     alive,
     boot_seconds,
@@ -203,6 +204,7 @@ CHECK_SECONDS = 300
 ARGPARSE_ERROR = 2
 EARLY_DEATH_SECONDS = 0.5
 KILL_SECONDS = 20
+GPU_SECONDS = 30
 KEPT_LOGS = 20
 KEPT_OF_PREVIOUS = ("profile", "argv", "env", "script", "launched_at", "record")
 # The server gets these of our own environment and nothing else: no SSH_*, no ANSIBLE_*.
@@ -251,6 +253,11 @@ class Server:
         argv = self.state.get("argv") or ["?"]
         known = None if self.state.get("stopped_at") else self.state.get("identity")
         return orphans(self.params["root"], self.name, known, argv[0])
+
+    def by_hand(self):
+        """The listener of a start script that someone ran by hand, or None."""
+        ours = {stat.pid for stat in self.leftovers()}
+        return next((listener for listener in listeners(self.params["port"]) if listener.pid in ours), None)
 
     def strangers(self):
         """Listeners on our port that are none of our processes."""
@@ -360,8 +367,7 @@ def check_replaceable(server):
     if server.same() or server.params["replace"]:
         return
     if server.process is None:
-        ours = {stat.pid for stat in server.leftovers()}
-        by_hand = next((listener for listener in listeners(server.params["port"]) if listener.pid in ours), None)
+        by_hand = server.by_hand()
         if by_hand:
             raise Refused(
                 f"{server.name} was started by hand and listens on port {by_hand.port} ({describe(by_hand)}): end it, or run"
@@ -520,10 +526,12 @@ def stop(server):
     def left():
         return members(root, name, session) if session else server.leftovers()
 
-    if server.process is not None:
+    by_hand = server.by_hand() if server.process is None else None
+    main = identity(server.process.pid) if server.process else identity(by_hand.pid) if by_hand else None
+    if main is not None:
         # To the main process alone: to the whole group it looks like a crash of the children and nothing is drained.
-        send(server.process.pid, signal.SIGTERM, server.process.start_ticks)
-        wait_until(lambda: alive(server.state["identity"]) is None, params["stop_timeout"])
+        send(main["pid"], signal.SIGTERM, main["start_ticks"])
+        wait_until(lambda: alive(main) is None, params["stop_timeout"])
         # The main process ends its children itself, a moment after or before its own end.
         wait_until(lambda: not left(), 2)
     killed = [{"pid": stat.pid, "command": command(stat.pid)[:200]} for stat in left()]
@@ -539,14 +547,37 @@ def stop(server):
             f" ({command(left()[0].pid)[:120]}), state {left()[0].state}: a driver or a file system holds them",
             cause="unkillable",
         )
+    wait_for_gpu(server, {stat.pid for stat in ours})
     for path in files:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-    if server.state.get("identity"):
-        ended = {"stopped_at": utc_now(), "stopped_by": params["who"], "stopped_because": params["because"]}
-        write_state(server.paths.state, {**server.state, **ended, "shared_memory": []})
+    note_stopped(server)
     server.process = None
     return killed
+
+
+def note_stopped(server):
+    """Write down that the server was stopped, by whom and why."""
+    if server.state.get("identity") and not server.state.get("stopped_at"):
+        params = server.params
+        ended = {"stopped_at": utc_now(), "stopped_by": params["who"], "stopped_because": params["because"]}
+        write_state(server.paths.state, {**server.state, **ended, "shared_memory": []})
+
+
+def wait_for_gpu(server, pids):
+    """Wait until the driver no longer counts memory for processes that are gone: it takes its time after their end."""
+    if (server.state.get("record") or {}).get("device") != "cuda":
+        return
+
+    def free():
+        return not any(used["pid"] in pids for gpu in gpus() for used in gpu["processes"])
+
+    if not wait_until(free, GPU_SECONDS, pause=0.5):
+        raise Refused(
+            f"{server.name}: its processes are gone, but its GPU still counts memory for them after {GPU_SECONDS} s:"
+            " look at nvidia-smi and at the driver's messages (dmesg) before the next start",
+            cause="gpu_memory",
+        )
 
 
 def ensure_started(module, server):
@@ -556,7 +587,9 @@ def ensure_started(module, server):
         if not params[needed]:
             raise Refused(f"{server.name}: state {params['state']} needs {needed}", cause="usage")
     if "-m" not in params["argv"]:
-        raise Refused(f"{server.name}: argv starts with {params['argv'][:3]}: expected PYTHON -m sglang.launch_server", cause="usage")
+        raise Refused(
+            f"{server.name}: argv starts with {params['argv'][:3]}: expected PYTHON -m sglang.launch_server", cause="usage"
+        )
     for key, value in params["secrets"].items():
         if not isinstance(value, str) or value.startswith("-") or not value.isprintable():
             raise Refused(
@@ -594,7 +627,10 @@ def ensure_stopped(module, server):
     result = server.result(changed=needed, killed=[], elapsed=0.0, log=server.state.get("log"))
     if module._diff:
         result["diff"] = [process_diff(server, "")] if needed else []
-    if module.check_mode or not needed:
+    if module.check_mode:
+        return result
+    if not needed:
+        note_stopped(server)
         return result
     started = time.monotonic()
     result["killed"] = stop(server)

@@ -84,7 +84,6 @@ from ansible.module_utils.sglang_log import (
     STAGE_LIMITS,
     aftermath,
     failure,
-    last_lines,
     read_startup,
     read_tail,
     stages,
@@ -96,9 +95,25 @@ from ansible.module_utils.sglang_state import Paths, read_state, read_text
 
 GIB = 1 << 30
 UNKNOWN = (
-    "stage", "profile", "model", "release", "pid", "uptime_s", "launched_at", "running", "waiting", "token_usage",
-    "output_tok_s", "cap", "kv_tokens", "accept_length", "gpu_memory_gib", "host_rss_gib", "log",
-    "started_with", "detail",
+    "stage",
+    "profile",
+    "model",
+    "release",
+    "pid",
+    "uptime_s",
+    "launched_at",
+    "running",
+    "waiting",
+    "token_usage",
+    "output_tok_s",
+    "cap",
+    "kv_tokens",
+    "accept_length",
+    "gpu_memory_gib",
+    "host_rss_gib",
+    "log",
+    "started_with",
+    "detail",
 )
 
 
@@ -166,6 +181,9 @@ def look(params, server, node_gpus):
     pids = {stat.pid for stat in ours}
     strangers = [listener for listener in listeners(server["port"]) if listener.pid not in pids]
     if process is None:
+        by_hand = [listener for listener in listeners(server["port"]) if listener.pid in pids]
+        if by_hand:
+            return {**entry, "state": "stranger", "detail": f"was started by hand: {describe(by_hand[0])}"}
         if strangers:
             return {**entry, "state": "stranger", "detail": f"port {server['port']} belongs to {describe(strangers[0])}"}
         if not state or state.get("stopped_at"):
@@ -175,9 +193,7 @@ def look(params, server, node_gpus):
         pid=process.pid,
         uptime_s=round(boot_seconds() - state["launched_boot_seconds"]),
         host_rss_gib=round(sum(stat.rss_bytes for stat in ours) / GIB, 2),
-        gpu_memory_gib=round(
-            sum(used["used_gib"] for gpu in node_gpus for used in gpu["processes"] if used["pid"] in pids), 2
-        )
+        gpu_memory_gib=round(sum(used["used_gib"] for gpu in node_gpus for used in gpu["processes"] if used["pid"] in pids), 2)
         if node_gpus
         else None,
     )
@@ -204,7 +220,7 @@ def death(state):
     except OSError:
         return "its process is gone, and so is its log"
     cause = failure(lines) or aftermath(lines)
-    return cause["cause"] if cause else f"its process is gone; last line: {(last_lines(lines, 1) or ['none'])[0][:200]}"
+    return cause["cause"] if cause else "its process is gone without a word in its log: kill -9, or the kernel out of memory"
 
 
 def main():

@@ -348,8 +348,16 @@ def main():
         module.fail_json(msg=f"stage_limits names '{unknown[0]}': stages are {', '.join(STAGE_NAMES)}")
     if module.check_mode:
         module.exit_json(
-            changed=False, state="starting", stage="import", timeline=[], stage_seconds={}, elapsed=0.0, figures={},
-            log=None, pid=None, msg=f"would wait until {name} serves",
+            changed=False,
+            state="starting",
+            stage="import",
+            timeline=[],
+            stage_seconds={},
+            elapsed=0.0,
+            figures={},
+            log=None,
+            pid=None,
+            msg=f"would wait until {name} serves",
         )
     if requests is None:
         module.fail_json(msg=f"{name}: " + MISSING_REQUESTS.format(python=sys.executable))

@@ -41,30 +41,43 @@ def number_of_requests(concurrency, per_concurrency, least):
     return max(concurrency * per_concurrency, least)
 
 
-def command_line(base_url, served_model_name, tokenizer, concurrency, requests, input_tokens, output_tokens, seed,
-                 output_file):
+def command_line(base_url, served_model_name, tokenizer, concurrency, requests, input_tokens, output_tokens, seed, output_file):
     """The arguments of one `python -m sglang.bench_serving`."""
     return [
-        "--backend", "sglang",
-        "--base-url", base_url,
+        "--backend",
+        "sglang",
+        "--base-url",
+        base_url,
         # Without --model it would look the served name up on the model hub.
-        "--model", tokenizer,
-        "--served-model-name", served_model_name,
-        "--tokenizer", tokenizer,
-        "--dataset-name", "random-ids",
+        "--model",
+        tokenizer,
+        "--served-model-name",
+        served_model_name,
+        "--tokenizer",
+        tokenizer,
+        "--dataset-name",
+        "random-ids",
         # Token ids: as text, the server would count other lengths than the ones asked for.
         "--tokenize-prompt",
-        "--random-input-len", str(input_tokens),
-        "--random-output-len", str(output_tokens),
-        "--random-range-ratio", "1",
-        "--num-prompts", str(requests),
-        "--max-concurrency", str(concurrency),
-        "--warmup-requests", str(concurrency),
-        "--seed", str(seed),
+        "--random-input-len",
+        str(input_tokens),
+        "--random-output-len",
+        str(output_tokens),
+        "--random-range-ratio",
+        "1",
+        "--num-prompts",
+        str(requests),
+        "--max-concurrency",
+        str(concurrency),
+        "--warmup-requests",
+        str(concurrency),
+        "--seed",
+        str(seed),
         "--disable-tqdm",
         # The only place where a failed request shows.
         "--output-details",
-        "--output-file", output_file,
+        "--output-file",
+        output_file,
     ]
 
 

@@ -59,7 +59,11 @@ FIGURES = [
     ("available_gib", rf"max_total_num_tokens=.*\bavailable_[gc]pu_mem={_NUMBER} GB", float),
     ("capped_by_slots", r"max_running_requests is capped to \d+ by the mamba state cache \(max_mamba_cache_size=(\d+)", int),
     ("slots_per_request", r"capped to \d+ by the mamba state cache .*?(\d+) state slots per request", int),
-    ("host_kv_gb", rf"Allocating (?:kv hierarchical KV host pool: \d+ tokens, )?{_NUMBER} GB host memory(?:\.| for hierarchical KV)", float),
+    (
+        "host_kv_gb",
+        rf"Allocating (?:kv hierarchical KV host pool: \d+ tokens, )?{_NUMBER} GB host memory(?:\.| for hierarchical KV)",
+        float,
+    ),
     ("host_state_gb", rf"Allocating {_NUMBER} GB host memory for hierarchical Mamba cache", float),
 ]
 _FIGURES = [(name, re.compile(pattern), kind) for name, pattern, kind in FIGURES]

@@ -187,7 +187,10 @@ def model(folder):
     """A model folder: its config, the bytes of its weights, and ``problem``, one sentence when it can't be loaded."""
     found = {"path": folder, "config": None, "weight_bytes": None, "weight_source": None, "problem": None}
     if not os.path.isdir(folder):
-        return {**found, "problem": f"there is no model folder {folder}: copy the model there, or correct the path in models.yml"}
+        return {
+            **found,
+            "problem": f"there is no model folder {folder}: copy the model there, or correct the path in models.yml",
+        }
     try:
         with open(os.path.join(folder, "config.json"), encoding="utf-8") as stream:
             found["config"] = json.load(stream)

@@ -78,9 +78,7 @@ class Node:
         """Run a shell command line, or a list, inside the node."""
         line = command if isinstance(command, str) else shlex.join(command)
         argv = ["nsenter", "-t", str(self.init), "-n", "-m", "-p", "--", "sh", "-c", line]
-        return subprocess.run(
-            argv, capture_output=True, text=True, timeout=timeout, check=check, stdin=subprocess.DEVNULL
-        )
+        return subprocess.run(argv, capture_output=True, text=True, timeout=timeout, check=check, stdin=subprocess.DEVNULL)
 
     def cut(self):
         """Take the node off the network; what runs on it goes on."""
@@ -133,9 +131,7 @@ def _require():
         )
     missing = sorted({package for tool, package in TOOLS.items() if not _which(tool)})
     if missing:
-        raise HarnessError(
-            f"Nodes need {', '.join(TOOLS)}, and some are missing: run `apt-get install {' '.join(missing)}`."
-        )
+        raise HarnessError(f"Nodes need {', '.join(TOOLS)}, and some are missing: run `apt-get install {' '.join(missing)}`.")
 
 
 def _bridge(tag, undo):
@@ -178,16 +174,12 @@ def _node(tag, network, keys, number, undo):
     shadow = Path("/etc/shadow").read_text(encoding="utf-8")
     (folder / "shadow").write_text(re.sub(r"(?m)^root:!+\*?", "root:*", shadow), encoding="utf-8")
     (folder / "shadow").chmod(0o600)
-    (folder / "sshd_config").write_text(
-        SSHD_CONFIG.format(address=node.address, folder=folder, keys=keys), encoding="utf-8"
-    )
+    (folder / "sshd_config").write_text(SSHD_CONFIG.format(address=node.address, folder=folder, keys=keys), encoding="utf-8")
     boot = BOOT.format(folder=folder, sshd=_which("sshd"))
     isolate = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--mount"]
     argv = ["ip", "netns", "exec", node.netns, *isolate, "sh", "-c", boot]
     with open(folder / "boot.log", "wb") as output:
-        node.process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-        )
+        node.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
     return node
 
 
@@ -261,9 +253,7 @@ def _wait(condition, seconds, what, node=None):
         ended = node is not None and node.process.poll() is not None
         if ended or time.monotonic() > deadline:
             evidence = "".join(path.read_text() for path in node.folder.glob("*.log")) if node else ""
-            raise HarnessError(
-                f"{what} {'and its process ended' if ended else f'after {seconds} s'}. {evidence}".strip()
-            )
+            raise HarnessError(f"{what} {'and its process ended' if ended else f'after {seconds} s'}. {evidence}".strip())
         time.sleep(0.02)
 
 
@@ -280,9 +270,7 @@ def _child(pid):
 
 
 def _keygen(path):
-    subprocess.run(
-        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True, stdin=subprocess.DEVNULL
-    )
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True, stdin=subprocess.DEVNULL)
 
 
 def _ip(*args, check=True):

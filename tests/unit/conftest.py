@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -17,6 +18,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible.module_utils.sglang_process import boot_seconds, identity
+from ansible.module_utils.sglang_state import Paths, read_state, write_state
 from ansible.module_utils.testing import patch_module_args
 from ansible.plugins.loader import filter_loader, init_plugin_loader
 
@@ -39,6 +42,20 @@ def fleet_data():
     for name in ("profiles", "releases", "devices", "models"):
         data.update(yaml.safe_load((ROOT / "group_vars" / "all" / f"{name}.yml").read_text(encoding="utf-8")))
     return data
+
+
+def load(folder, name):
+    """A module or plugin of the project by its folder: some names are there twice."""
+    spec = importlib.util.spec_from_file_location(f"{folder}.{name}", ROOT / folder / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session", name="load")
+def load_fixture():
+    """Load a module or plugin by folder and name."""
+    return load
 
 
 @pytest.fixture
@@ -115,3 +132,61 @@ def python(spawn):
         return process, process.stdout.readline().strip()
 
     return _python
+
+
+class Boot:
+    """One boot of a server as sglang_server leaves it: a process, a log and a state file."""
+
+    def __init__(self, paths, process, log, port):
+        self.paths, self.process, self.log, self.port = paths, process, log, port
+
+    @property
+    def state(self):
+        return read_state(self.paths.state)
+
+    def logged(self, phrase):
+        return phrase in self.log.read_text(encoding="utf-8", errors="replace")
+
+
+@pytest.fixture
+def boot(spawn, tmp_path, replay_venv):
+    """Boot a replay, or any command with a log that is given, and write down its state."""
+
+    def _boot(recording="", fault="", argv=(), log=None, command=None, name="n-gpu0", speed=500, port=None, **state):
+        root, slug = str(tmp_path / "fleet"), f"sglang_{name.partition('-')[2]}"
+        paths, port = Paths(root, slug), port or free_port()
+        paths.make()
+        path = Path(paths.logs) / "boot.log"
+        path.write_text(log or "", encoding="utf-8")
+        python = str(replay_venv / "bin" / "python")
+        words = [python, "-m", "sglang.launch_server", "--model-path", "/m", "--port", str(port), *argv]
+        environ = {
+            **os.environ,
+            "SGLANG_FLEET_ROOT": root,
+            "SGLANG_FLEET_SERVER": name,
+            "SGLANG_REPLAY": recording,
+            "SGLANG_REPLAY_SPEED": str(speed),
+            "SGLANG_REPLAY_FAULT": fault,
+        }
+        launched = {"launched_epoch": time.time(), "launched_boot_seconds": boot_seconds()}
+        with open(path, "ab") as output:
+            process = spawn(command or words, env=environ, stdout=output, stderr=output)
+        written = {
+            "name": name,
+            "identity": identity(process.pid),
+            "launching": False,
+            "profile": "nomtp",
+            "argv": words,
+            "env": {},
+            "port": port,
+            "log": str(path),
+            "launched_at": "2026-01-01T00:00:00Z",
+            "stopped_at": None,
+            "record": {"model": "m", "release": "0.5.17", "flags": [["--a"]], "model_path": "/m", "served_model_name": "m"},
+            **launched,
+            **state,
+        }
+        write_state(paths.state, written)
+        return Boot(paths, process, path, port)
+
+    return _boot

@@ -28,6 +28,4 @@ for module in MODULES:
     import_module(module)
 
 torch = import_module("torch")
-print(
-    json.dumps({"sglang": import_module("sglang").__version__, "torch": torch.__version__, "cuda": torch.version.cuda})
-)
+print(json.dumps({"sglang": import_module("sglang").__version__, "torch": torch.__version__, "cuda": torch.version.cuda}))

@@ -131,9 +131,7 @@ def test_status_as_table_and_json(deployed, local_fleet, tmp_path):
 
 
 def test_status_names_drift(deployed, local_fleet, tmp_path):
-    told = local_fleet.run(
-        "status", status_json=str(tmp_path / "status.json"), sglang_server_args={"max-running-requests": 7}
-    )
+    told = local_fleet.run("status", status_json=str(tmp_path / "status.json"), sglang_server_args={"max-running-requests": 7})
     assert told.rc == 0, told.stdout
     status = json.loads((tmp_path / "status.json").read_text())
     assert [server["drift"] for server in status["servers"]] == [["max-running-requests: 48 -> 7"]] * 2

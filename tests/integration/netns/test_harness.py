@@ -14,6 +14,8 @@ import pytest
 from helpers.netns import inventory, netns_nodes
 from helpers.runner import run_playbook
 
+pytestmark = pytest.mark.netns
+
 PING = """
 - name: Reach every node
   hosts: all

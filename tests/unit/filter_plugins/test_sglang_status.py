@@ -11,7 +11,8 @@ from sglang_status import TOLD, drift, fleet_status
 
 ARGV = ["/venv/bin/python", "-m", "sglang.launch_server"]
 FLAGS = [["--enable-metrics"], ["--mem-fraction-static", "0.85"]]
-RUNS = {"name": "n-gpu0", "state": "ready", "pid": 42, "profile": "nomtp", "argv": ARGV, "flags": FLAGS, "env": {"A": "1"}}
+STARTED = {"argv": ARGV, "flags": FLAGS, "env": {"A": "1"}}
+RUNS = {"name": "n-gpu0", "state": "ready", "pid": 42, "profile": "nomtp", "started_with": STARTED}
 WANTED = {"spec": {"argv": ARGV, "flags": FLAGS, "env": {"A": "1"}}}
 
 
@@ -45,7 +46,7 @@ def test_drift_names_what_differs(today, asked, fragments):
     assert drift(RUNS, today, asked) == fragments
 
 
-@pytest.mark.parametrize("told", [{}, {**RUNS, "pid": None}, {**RUNS, "argv": None}])
+@pytest.mark.parametrize("told", [{}, {**RUNS, "pid": None}, {**RUNS, "started_with": None}])
 def test_what_does_not_run_has_no_drift(told):
     assert drift(told, wanted(env={}), "mtp") == []
 

@@ -95,9 +95,7 @@ class Front:
         return loads | {"replay": True}
 
     def metrics(self):
-        text = re.sub(
-            'model_name="[^"]*"', f'model_name="{self.args.served_model_name}"', self.recording.text("metrics.txt")
-        )
+        text = re.sub('model_name="[^"]*"', f'model_name="{self.args.served_model_name}"', self.recording.text("metrics.txt"))
         return f"# REPLAY of {self.recording.name}, not SGLang\n{text}"
 
     def generate(self, body):
@@ -124,9 +122,7 @@ class Front:
     def complete(self, body, chat):
         tokens = int(body.get("max_completion_tokens") or body.get("max_tokens") or 16)
         text = WORD * tokens
-        part = (
-            {"message": {"role": "assistant", "content": text, "reasoning_content": None}} if chat else {"text": text}
-        )
+        part = {"message": {"role": "assistant", "content": text, "reasoning_content": None}} if chat else {"text": text}
         return {
             "id": uuid.uuid4().hex,
             "object": "chat.completion" if chat else "text_completion",

@@ -1,0 +1,239 @@
+# Copyright: sglang-fleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Deploys over a real sshd: what a server survives, and what many servers of a node look like."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+
+import pytest
+from helpers.netns import netns_nodes
+
+from ..conftest import Fleet
+
+pytestmark = pytest.mark.netns
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    with netns_nodes(2) as made:
+        yield made
+
+
+def node_state(node, slug):
+    return json.loads(node.run(f"cat {node.root}/run/{slug}.json").stdout)
+
+
+def connection(node):
+    """The node's connection as inventory variables."""
+    return {name: value for name, value in node.inventory.items() if name.startswith("ansible_")}
+
+
+def close_masters(node):
+    """End the persistent ssh connections to a node, as ControlPersist does after a while."""
+    found = subprocess.run(
+        ["pgrep", "-f", f"ssh: .*{node.name}|ssh .*{node.address}"], capture_output=True, text=True, check=False
+    )
+    for pid in found.stdout.split():
+        subprocess.run(["kill", pid], check=False)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("index", "pipelining"), [(0, True), (1, False)])
+def test_a_server_outlives_playbook_connection_and_master(nodes, engine, tmp_path, index, pipelining):
+    venv, model = engine
+    node = nodes[index]
+    fleet = Fleet(
+        tmp_path,
+        {
+            node.name: {
+                **connection(node),
+                "servers": [{}],
+                "model": "tiny",
+                "sglang_root": node.root,
+                "sglang_engine_device": "cpu",
+                "sglang_engine_venv": str(venv),
+            }
+        },
+        {"sglang_models": {"tiny": {"path": str(model), "served_name": "tiny"}}, "benchmark": False},
+    )
+    pipelined = {"ANSIBLE_PIPELINING": str(pipelining)}
+    deployed = fleet.run("deploy", envvars=pipelined)
+    assert deployed.rc == 0, deployed.stdout
+    close_masters(node)
+    time.sleep(2)
+    state = node_state(node, "sglang_cpu0")
+    # The state file holds the node's own pids: asked inside its pid namespace.
+    assert node.run(f"cat /proc/{state['identity']['pid']}/comm").returncode == 0
+    answer = node.run(
+        "curl -s -H 'Content-Type: application/json' http://127.0.0.1:30000/generate"
+        """ -d '{"text": "The quick", "sampling_params": {"max_new_tokens": 4, "ignore_eos": true}}'""",
+        timeout=60,
+    )
+    assert json.loads(answer.stdout)["meta_info"]["completion_tokens"] == 4
+    environment = node.run(f"tr '\\0' '\\n' < /proc/{state['identity']['pid']}/environ").stdout
+    assert "SSH_" not in environment and "ANSIBLE_" not in environment
+    again = fleet.run("deploy", envvars=pipelined)
+    assert again.rc == 0 and again.changed(f"{node.name}-cpu0") == 0, again.stdout
+    stopped = fleet.run("stop", envvars=pipelined)
+    assert stopped.rc == 0, stopped.stdout
+    assert "sglang" not in node.run("ps -eo args").stdout.replace("sglang_server.py", "")
+    assert node.run("ls /dev/shm").stdout == ""
+
+
+def gpu_fleet(node, replay_venv, tmp_path, **options):
+    """Four servers of a node with four GPUs, each a replay at high speed."""
+    model = tmp_path / "model"
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text(json.dumps({"architectures": ["Replay"], "model_type": "replay"}))
+    return Fleet(
+        tmp_path,
+        {
+            node.name: {
+                **connection(node),
+                "gpus": [0, 1, 2, 3],
+                "model": "qwen3.6-27b",
+                "env": {"SGLANG_REPLAY_SPEED": "40"},
+                "sglang_root": node.root,
+                "sglang_engine_venv": str(replay_venv),
+            }
+        },
+        {
+            "sglang_models": {"qwen3.6-27b": {"path": str(model), "served_name": "qwen3.6-27b", "hybrid": True}},
+            "benchmark": False,
+            **options,
+        },
+    )
+
+
+def test_four_gpus_of_a_replay_from_deploy_to_stop(nodes, replay_venv, tmp_path):
+    node = nodes[0]
+    fleet = gpu_fleet(node, replay_venv, tmp_path)
+    names = [f"{node.name}-gpu{gpu}" for gpu in range(4)]
+    deployed = fleet.run("deploy", profile="mtp_hicache")
+    assert deployed.rc == 0, deployed.stdout
+    for gpu, name in enumerate(names):
+        ready = deployed.tasks["Wait until the server serves"][name]
+        assert list(ready["stage_seconds"]) == [
+            "import", "weights", "state pool", "KV pool", "graph capture", "host pools", "warm-up",
+        ]  # fmt: skip
+        assert (ready["figures"]["kv_tokens"], ready["cap"]) == (365151, 4)
+        state = node_state(node, f"sglang_gpu{gpu}")
+        assert state["env"]["CUDA_VISIBLE_DEVICES"] == f"GPU-replay-{gpu}"
+        assert "--mamba-radix-cache-strategy" in state["argv"]
+    assert (
+        "asked for 48 running, got 4: state cache (24 slots, 5 a request)" in deployed.tasks["Tell what runs"][names[0]]["msg"]
+    )
+
+    told = fleet.run("status", "--limit node1-gpu1,node1-gpu2", status_json=str(tmp_path / "status.json"))
+    assert told.rc == 0, told.stdout
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert [server["name"] for server in status["servers"]] == names[1:3]
+    assert {server["state"] for server in status["servers"]} == {"ready"}
+    assert len(status["nodes"][0]["gpus"]) == 4
+
+    stopped = fleet.run("stop", "--limit node1-gpu0")
+    assert [stopped.changed(name) for name in names] == [1, 0, 0, 0]
+    stopped = fleet.run("stop")
+    assert stopped.rc == 0, stopped.stdout
+    assert [stopped.changed(name) for name in names] == [0, 1, 1, 1]
+    assert "replay::" not in node.run("ps -eo stat,args | grep -v ^Z").stdout
+
+
+def test_a_start_that_fails_is_cleaned_up_and_keeps_no_other_from_starting(nodes, replay_venv, tmp_path):
+    node = nodes[0]
+    fleet = gpu_fleet(node, replay_venv, tmp_path)
+    recordings = ("e96_nomtp", "f_mem_small", "f_port_used")
+    servers = [
+        {"gpus": [gpu], "env": {"SGLANG_REPLAY_SPEED": "40", "SGLANG_REPLAY": name}} for gpu, name in enumerate(recordings)
+    ]
+    fleet.write(
+        {
+            node.name: {
+                **connection(node),
+                "servers": servers,
+                "model": "qwen3.6-27b",
+                "sglang_root": node.root,
+                "sglang_engine_venv": str(replay_venv),
+            }
+        }
+    )
+    deployed = fleet.run("deploy")
+    assert deployed.rc != 0
+    assert node_state(node, "sglang_gpu0")["stopped_at"] is None
+    report = deployed.tasks["Tell what runs"]["node1-gpu0"]["msg"]
+    assert "the weights leave no memory for the hybrid model's state cache (-2.97 GiB)" in report
+    assert "was taken by another process during the start" in report
+    for slug in ("sglang_gpu1", "sglang_gpu2"):
+        state = node_state(node, slug)
+        assert state["stopped_because"].startswith("did not start: ")
+        assert not node.run(f"ps -o pid= -s {state['identity']['sid']}", check=False).stdout.strip(), "nothing left"
+    told = fleet.run("status", status_json=str(tmp_path / "status.json"))
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert told.rc == 0, told.stdout
+    assert [server["state"] for server in status["servers"]] == ["ready", "stopped", "stopped"]
+    assert fleet.run("stop").rc == 0
+
+
+def test_a_wait_goes_on_after_the_connection_was_cut(nodes, replay_venv, tmp_path):
+    node = nodes[0]
+    fleet = gpu_fleet(node, replay_venv, tmp_path)
+    results = []
+    deploying = threading.Thread(
+        target=lambda: results.append(
+            fleet.run(
+                "deploy",
+                "--limit node1-gpu0",
+                profile="nomtp",
+                sglang_server_env={"SGLANG_REPLAY_SPEED": "3"},
+                sglang_progress_every=2,
+            )
+        )
+    )
+    deploying.start()
+    assert _until(lambda: "launched_at" in node.run(f"cat {node.root}/run/sglang_gpu0.json", check=False).stdout, 60)
+    time.sleep(4)
+    node.cut()
+    time.sleep(12)
+    node.restore()
+    deploying.join(180)
+    assert results and results[0].rc == 0, results and results[0].stdout
+    assert results[0].tasks["Wait until the server serves"]["node1-gpu0"]["state"] == "ready"
+    assert fleet.run("stop").rc == 0
+
+
+def test_an_unreachable_node_is_a_state_and_not_an_end(nodes, replay_venv, tmp_path):
+    first, second = nodes
+    fleet = gpu_fleet(first, replay_venv, tmp_path)
+    fleet.write(
+        {
+            node.name: {**connection(node), "gpus": [0], "sglang_root": node.root, "sglang_engine_venv": str(replay_venv)}
+            for node in (first, second)
+        }
+    )
+    second.cut()
+    try:
+        told = fleet.run(
+            "status", status_json=str(tmp_path / "status.json"), envvars={"ANSIBLE_TIMEOUT": "3", "ANSIBLE_SSH_RETRIES": "0"}
+        )
+    finally:
+        second.restore()
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert {server["name"]: server["state"] for server in status["servers"]} == {
+        "node1-gpu0": "stopped",
+        "node2-gpu0": "unreachable",
+    }, told.stdout
+    assert {node["name"]: node["state"] for node in status["nodes"]} == {"node1": "reached", "node2": "unreachable"}
+
+
+def _until(condition, seconds):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.3)
+    return False

@@ -1,0 +1,100 @@
+# Copyright: sglang-fleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is typed behind -e and --limit: near misses, wrong types and empty selections are refused."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from types import SimpleNamespace
+
+import pytest
+from ansible.errors import AnsibleActionFail
+
+OPTIONS = {"profile": "str", "replace": "bool", "benchmark": "bool", "status_json": "path", "every": "int", "share": "float"}
+GROUPS = {"sglang_servers": ["n1-gpu0", "n1-gpu1", "n2-gpu0"], "sglang_nodes": ["n1", "n2"], "node_n1": ["n1-gpu0", "n1-gpu1"]}
+
+
+@pytest.fixture
+def run(load, monkeypatch):
+    """Run the action with these extra variables on these hosts."""
+    plugin = load("action_plugins", "sglang_options")
+    monkeypatch.setattr(plugin.ActionBase, "run", lambda self, tmp=None, task_vars=None: {})
+
+    def _run(given=None, hosts=("n1-gpu0",), groups=None, batch=()):
+        monkeypatch.setattr(plugin, "load_extra_vars", lambda loader: given or {})
+        action = plugin.ActionModule.__new__(plugin.ActionModule)
+        action._task = SimpleNamespace(args={"options": OPTIONS})
+        action._loader = None
+        task_vars = {"groups": GROUPS if groups is None else groups, "ansible_play_hosts_all": list(hosts), "ansible_play_batch": list(batch)}
+        return action.run(None, task_vars)
+
+    return _run
+
+
+def refusal(run, *args, **kwargs):
+    with pytest.raises(AnsibleActionFail) as caught:
+        run(*args, **kwargs)
+    return caught.value.message
+
+
+def test_good_options_pass(run):
+    given = {"profile": "mtp", "replace": "true", "benchmark": False, "every": "5", "share": 0.5, "status_json": "x.json", "sglang_root": "/x"}
+    assert run(given) == {"changed": False, "who": f"{getpass.getuser()}@{socket.gethostname()}"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("profil", "profile"), ("profiles", "profile"), ("replaced", "replace"), ("benchmarks", "benchmark")]
+)
+def test_a_near_miss_is_refused_with_what_was_meant(run, typed, meant):
+    assert refusal(run, {typed: "x"}) == f"-e {typed} is not an option of this playbook: did you mean '{meant}'?"
+
+
+@pytest.mark.parametrize("name", ["ansible_user", "sglang_profile", "out", "x"])
+def test_another_variable_is_not_ours_to_judge(run, name):
+    assert run({name: "value"})["changed"] is False
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"replace": "maybe"}, "-e replace is 'maybe': expected true or false"),
+        ({"replace": ""}, "-e replace is '': expected true or false"),
+        ({"profile": ""}, "-e profile is '': expected text"),
+        ({"profile": None}, "-e profile is None: expected text"),
+        ({"every": "soon"}, "-e every is 'soon': expected a whole number"),
+        ({"share": "half"}, "-e share is 'half': expected a number"),
+        ({"status_json": ""}, "-e status_json is '': expected a path"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_what_was_expected(run, given, sentence):
+    assert refusal(run, given) == sentence
+
+
+@pytest.mark.parametrize("groups", [{}, {"sglang_servers": []}])
+def test_an_inventory_without_servers_is_refused(run, groups):
+    message = refusal(run, groups=groups, hosts=["localhost"])
+    assert message.startswith("the inventory has no server (group sglang_servers is empty): give one with -i, such as ")
+
+
+def test_a_limit_that_selects_a_node_alone_says_how_to_select_its_servers(run):
+    assert refusal(run, hosts=["n1"]) == "--limit selects no server: did you mean node_n1, all servers of that node?"
+
+
+def test_a_limit_that_selects_neither_names_servers(run):
+    assert refusal(run, hosts=["other"]) == "--limit selects no server: servers are n1-gpu0, n1-gpu1, n2-gpu0"
+
+
+def test_the_group_of_a_node_is_named_as_the_inventory_names_it(run):
+    groups = {"sglang_servers": ["n-1.x-gpu0"], "sglang_nodes": ["n-1.x"], "node_n_1_x": ["n-1.x-gpu0"]}
+    assert "did you mean node_n_1_x," in refusal(run, groups=groups, hosts=["n-1.x"])
+
+
+def test_a_play_on_the_controller_needs_no_selection(run):
+    assert run(hosts=["localhost"])["changed"] is False
+
+
+def test_one_selected_server_is_enough(run):
+    assert run(hosts=["n1", "n2-gpu0"])["changed"] is False
+    assert run(hosts=["n1"], batch=["n2-gpu0"])["changed"] is False

@@ -1,0 +1,525 @@
+# Copyright: sglang-fleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Starting and stopping real processes: what is left alone, what is refused, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import stat
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from ansible.module_utils import sglang_process
+from ansible.module_utils.sglang_process import identity, members, read_stat
+from ansible.module_utils.sglang_state import Paths, lock, read_state, write_state
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+IGNORES_SIGTERM = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+KEY = "s3cret-of-the-tests"
+
+
+@pytest.fixture
+def module(load):
+    return load("library", "sglang_server")
+
+
+class Fleet:
+    """One server below a folder of its own: the arguments of the module, and what is there."""
+
+    def __init__(self, root, python, port):
+        self.root, self.python, self.port = root, str(python), port
+        self.paths = Paths(str(root), "sglang_gpu0")
+
+    def args(self, *flags, env=None, body=None, **more):
+        """Arguments for a replay with these flags; `body` is what the script runs instead."""
+        argv = [self.python, "-m", "sglang.launch_server", "--model-path", "/m", "--port", str(self.port), *flags]
+        env = {"SGLANG_FLEET_ROOT": str(self.root), "SGLANG_FLEET_SERVER": "n-gpu0", "SGLANG_REPLAY_SPEED": "500", **(env or {})}
+        exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
+        line = [flag if isinstance(flag, list) else [flag] for flag in flags]
+        return {
+            "name": "n-gpu0",
+            "slug": "sglang_gpu0",
+            "root": str(self.root),
+            "state": "started",
+            "profile": "nomtp",
+            "argv": argv,
+            "env": env,
+            "script": f"#!/usr/bin/env bash\n{exports}{body or 'exec ' + shlex.join(argv)}\n",
+            "script_path": f"{self.root}/scripts/start_sglang_gpu0_nomtp.sh",
+            "port": self.port,
+            "record": {"release": "0.5.17", "flags": line},
+            "who": "alice@laptop",
+            **more,
+        }
+
+    def stop_args(self, **more):
+        return {
+            "name": "n-gpu0", "slug": "sglang_gpu0", "root": str(self.root), "port": self.port, "state": "stopped",
+            "who": "bob@desk", **more,
+        }  # fmt: skip
+
+    @property
+    def state(self):
+        return read_state(self.paths.state)
+
+    def pids(self):
+        return {found.pid for found in members(str(self.root), "n-gpu0", (self.state.get("identity") or {}).get("sid"))}
+
+
+@pytest.fixture
+def fleet(tmp_path, replay_venv, helpers):
+    made = Fleet(tmp_path / "fleet", replay_venv / "bin" / "python", helpers.free_port())
+    yield made
+    for pid in made.pids():
+        os.kill(pid, signal.SIGKILL)
+
+
+def mode(path):
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+def body(script):
+    return "exec " + shlex.join([sys.executable, "-c", script])
+
+
+# -- started ----------------------------------------------------------------------------------------------------------
+def test_a_start_leaves_a_detached_server_and_a_second_start_leaves_it_alone(module, fleet, call):
+    args = fleet.args("--enable-metrics")
+    first = call(module, args)
+    assert (first["rc"], first["changed"], first["running"]) == (0, True, None)
+    pid = first["pid"]
+    assert first["identity"] == fleet.state["identity"] == identity(pid)
+    assert first["identity"]["sid"] == pid
+    assert [os.readlink(f"/proc/{pid}/fd/{number}") for number in range(3)] == ["/dev/null", first["log"], first["log"]]
+    assert os.path.realpath(fleet.paths.newest_log) == first["log"]
+    assert (mode(first["log"]), mode(args["script_path"]), mode(fleet.paths.state)) == (0o600, 0o755, 0o644)
+    assert Path(args["script_path"]).read_text() == args["script"]
+    state = fleet.state
+    assert (state["launched_by"], state["profile"], state["launching"]) == ("alice@laptop", "nomtp", False)
+    assert (state["argv"], state["launch_sha256"], state["previous"]) == (args["argv"], first["launch_sha256"], None)
+
+    second = call(module, args)
+    assert (second["changed"], second["pid"], second["log"]) == (False, pid, first["log"])
+    assert second["running"] == {"profile": "nomtp", "launched_at": state["launched_at"], "pid": pid}
+    assert fleet.state == state
+    checked = call(module, {**args, "state": "checked"})
+    assert (checked["changed"], checked["would_change"], checked["pid"]) == (False, False, pid)
+
+
+def test_the_server_gets_no_environment_of_the_connection(module, fleet, call, monkeypatch):
+    for name in ("SSH_CONNECTION", "SSH_AUTH_SOCK", "ANSIBLE_CONFIG", "OPENAI_API_KEY"):
+        monkeypatch.setenv(name, "of-the-login")
+    pid = call(module, fleet.args(body=body("import time; time.sleep(60)")))["pid"]
+    environ = dict(entry.split("=", 1) for entry in Path(f"/proc/{pid}/environ").read_text().split("\0") if entry)
+    assert "of-the-login" not in environ.values()
+    assert (environ["LC_ALL"], environ["SGLANG_FLEET_SERVER"]) == ("C.UTF-8", "n-gpu0")
+    assert os.readlink(f"/proc/{pid}/cwd") == str(fleet.root)
+
+
+def test_check_mode_tells_a_start_and_creates_nothing(module, fleet, call):
+    args = fleet.args()
+    answer = call(module, args, check=True, diff=True)
+    assert (answer["changed"], answer["pid"]) == (True, None)
+    assert (answer["diff"][0]["before"], answer["diff"][0]["after"]) == ("", args["script"])
+    assert not fleet.root.exists()
+
+
+def test_check_mode_without_an_engine_warns_and_goes_on(module, fleet, call):
+    fleet.python = "/no/such/python"
+    answer = call(module, fleet.args(), check=True)
+    assert answer["changed"] is True
+    assert answer["warnings"] == ["n-gpu0: /no/such/python is not there yet, so the flags were not checked"]
+
+
+def test_checked_changes_nothing_but_the_cache_of_flag_checks(module, fleet, call):
+    answer = call(module, fleet.args(state="checked"))
+    assert (answer["changed"], answer["would_change"], answer["rc"]) == (False, True, 0)
+    assert os.listdir(fleet.paths.scripts) == os.listdir(fleet.paths.run) == []
+    assert [name for name in os.listdir(fleet.paths.cache) if name.endswith(".json")] != []
+
+
+def test_flags_that_differ_in_the_port_alone_are_checked_once(module, fleet, call, tmp_path):
+    counter, wrapper = tmp_path / "count", tmp_path / "python"
+    wrapper.write_text(f"#!/bin/sh\necho x >> {counter}\nexec {fleet.python} \"$@\"\n")
+    wrapper.chmod(0o755)
+    fleet.python = str(wrapper)
+    for port in (fleet.port, fleet.port + 1):
+        fleet.port = port
+        assert call(module, fleet.args(state="checked"))["rc"] == 0
+    assert counter.read_text() == "x\n"
+    assert call(module, fleet.args("--enable-metrics", state="checked"))["rc"] == 0
+    assert counter.read_text() == "x\nx\n"
+
+
+@pytest.mark.parametrize("state", ["checked", "started"])
+def test_a_flag_that_the_engine_does_not_know_is_refused_before_anything_is_made(module, fleet, call, state):
+    answer = call(module, fleet.args("--no-such-flag", "1", state=state))
+    assert (answer["failed"], answer["cause"]) == (True, "flags")
+    assert answer["msg"].startswith("n-gpu0: SGLang 0.5.17 refuses the flags of profile nomtp: ")
+    assert "unrecognized arguments: --no-such-flag 1; correct the profile" in answer["msg"]
+    assert not os.path.exists(fleet.args()["script_path"])
+    assert fleet.state == {}
+
+
+def test_an_abbreviated_flag_is_refused(module, fleet, call):
+    assert call(module, fleet.args("--mem-fraction", "0.5", state="checked"))["cause"] == "flags"
+
+
+@pytest.mark.parametrize("python", ["/bin/false", "/no/such/python"])
+def test_an_engine_that_does_not_work_is_named(module, fleet, call, python):
+    fleet.python = python
+    answer = call(module, fleet.args(state="checked"))
+    assert answer["cause"] == "engine"
+    assert answer["msg"].startswith(f"n-gpu0: the engine at {python} could not read its own flags")
+    assert answer["msg"].endswith("is SGLang installed there whole?")
+
+
+@pytest.mark.parametrize("needed", ["profile", "argv", "script", "script_path"])
+@pytest.mark.parametrize("state", ["checked", "started"])
+def test_what_a_start_needs_is_named(module, fleet, call, needed, state):
+    args = {**fleet.args(state=state), needed: None}
+    answer = call(module, args)
+    assert (answer["cause"], answer["msg"]) == ("usage", f"n-gpu0: state {state} needs {needed}")
+
+
+def test_an_argv_that_runs_no_module_is_refused(module, fleet, call):
+    answer = call(module, {**fleet.args(), "argv": ["sglang", "serve"]})
+    assert answer["msg"] == "n-gpu0: argv starts with ['sglang', 'serve']: expected PYTHON -m sglang.launch_server"
+
+
+def test_missing_arguments_fail(module, call):
+    assert call(module, {"name": "n-gpu0"})["failed"] is True
+
+
+def test_another_profile_over_a_running_server_is_refused(module, fleet, call):
+    pid = call(module, fleet.args())["pid"]
+    answer = call(module, fleet.args("--enable-metrics", profile="mtp"))
+    assert (answer["failed"], answer["cause"]) == (True, "running")
+    assert answer["msg"].startswith(f"n-gpu0 runs profile nomtp (pid {pid}) and was asked to run mtp: ")
+    assert "-e replace=true stops and starts it at once" in answer["msg"]
+    assert fleet.state["identity"] == identity(pid)
+
+
+def test_the_same_profile_with_other_flags_says_which(module, fleet, call):
+    call(module, fleet.args("--enable-metrics"))
+    answer = call(module, fleet.args("--skip-server-warmup", env={"A": "1"}))
+    assert "asked to run nomtp with other --enable-metrics, --skip-server-warmup, A:" in answer["msg"]
+
+
+def test_a_key_alone_makes_a_difference(module, fleet, call):
+    call(module, fleet.args())
+    answer = call(module, fleet.args(secrets={"api-key": KEY}))
+    assert "nomtp with other engine or keys" in answer["msg"]
+
+
+def test_replace_stops_and_starts(module, fleet, call):
+    first = call(module, fleet.args())
+    args = fleet.args("--enable-metrics", replace=True, profile="other", stop_timeout=5)
+    foretold = call(module, args, check=True, diff=True)
+    assert foretold["changed"] is True
+    assert "--enable-metrics\n" in foretold["diff"][1]["after"] and "--enable-metrics\n" not in foretold["diff"][1]["before"]
+    assert read_stat(first["pid"]).state not in "ZX"
+    second = call(module, args)
+    assert second["changed"] is True and second["pid"] != first["pid"]
+    assert second["running"]["pid"] == first["pid"]
+    assert sglang_process.alive(first["identity"]) is None
+    assert fleet.state["previous"]["profile"] == "nomtp"
+    assert fleet.state["previous"]["argv"] == fleet.args()["argv"]
+
+
+def test_a_script_that_changed_alone_is_written_without_a_restart(module, fleet, call):
+    args = fleet.args()
+    pid = call(module, args)["pid"]
+    args["script"] = args["script"] + "# a comment\n"
+    answer = call(module, args)
+    assert (answer["changed"], answer["pid"]) == (True, pid)
+    assert Path(args["script_path"]).read_text().endswith("# a comment\n")
+
+
+@pytest.mark.parametrize("state", ["checked", "started"])
+def test_a_stranger_on_the_port_is_named_and_left_alone(module, fleet, call, python, state):
+    script = f"import socket, time; s = socket.create_server(('127.0.0.1', {fleet.port})); print('up', flush=True); time.sleep(60)"
+    stranger, _up = python(script)
+    answer = call(module, fleet.args(state=state))
+    assert (answer["failed"], answer["cause"]) == (True, "port")
+    assert answer["msg"].startswith(f"n-gpu0: port {fleet.port} is taken by pid {stranger.pid} ({sys.executable} -c ")
+    assert answer["msg"].endswith("which this fleet did not start: stop it, or give the server another port in the inventory")
+    assert answer["listeners"][0]["pid"] == stranger.pid
+    assert call(module, fleet.stop_args())["changed"] is False
+    assert stranger.poll() is None
+
+
+@pytest.mark.parametrize("state", ["checked", "started"])
+def test_a_folder_that_cannot_be_written_is_refused(module, fleet, call, state):
+    answer = call(module, {**fleet.args(state=state), "root": "/proc/sglang/fleet"})
+    assert (answer["failed"], answer["cause"]) == (True, "root")
+    assert answer["msg"].startswith("n-gpu0: the fleet's folder /proc/sglang/fleet can't be written (/proc: ")
+    assert answer["msg"].endswith("choose another sglang_root, or give this user the right to write there")
+
+
+def test_a_file_in_the_place_of_a_folder_is_named(module, fleet, call, tmp_path):
+    (tmp_path / "file").write_text("x")
+    answer = call(module, {**fleet.args(), "root": str(tmp_path / "file")})
+    assert answer["failed"] is True
+    assert answer["msg"].startswith("n-gpu0: ")
+    assert str(tmp_path / "file") in answer["msg"]
+
+
+def test_a_folder_that_is_not_named_from_the_root_is_no_endless_search(module, fleet, call, monkeypatch, tmp_path):
+    def late(*_):
+        raise TimeoutError("it searches for ever")
+
+    monkeypatch.chdir(tmp_path)
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(2)
+    try:
+        answer = call(module, {**fleet.args(state="checked"), "root": "no/such/folder"})
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert "it searches for ever" not in answer.get("msg", "")
+
+
+# -- keys -------------------------------------------------------------------------------------------------------------
+def test_a_key_is_in_a_file_of_its_user_and_nowhere_else(module, fleet, call):
+    config = ["--config", fleet.paths.secrets]
+    args = fleet.args(*config, secrets={"api-key": KEY, "admin-api-key": 'a"b: c'})
+    answer = call(module, args)
+    assert mode(fleet.paths.secrets) == 0o600
+    assert Path(fleet.paths.secrets).read_text() == f'admin-api-key: "a\\"b: c"\napi-key: "{KEY}"\n'
+    # What the task echoes of its own arguments is Ansible's and hidden by no_log.
+    told = {name: value for name, value in answer.items() if name != "invocation"}
+    assert KEY not in json.dumps(told)
+    assert answer.get("invocation", {}).get("module_args", {}).get("secrets") != {"api-key": KEY, "admin-api-key": 'a"b: c'}
+    for path in (fleet.paths.state, args["script_path"], answer["log"], *(f"/proc/{pid}/cmdline" for pid in fleet.pids())):
+        assert KEY not in Path(path).read_text()
+    assert KEY.encode() not in Path(f"/proc/{answer['pid']}/environ").read_bytes()
+    assert call(module, args)["changed"] is False
+    call(module, fleet.args(replace=True, stop_timeout=5))
+    assert not os.path.exists(fleet.paths.secrets)
+
+
+@pytest.mark.parametrize("key", ["-dash", "two\nlines", "bell\a", 5])
+def test_a_key_that_sglang_cannot_read_is_refused(module, fleet, call, key):
+    answer = call(module, fleet.args(secrets={"api-key": key}))
+    assert answer["cause"] == "usage"
+    assert answer["msg"].startswith("n-gpu0: api-key is not a key that SGLang can read from its configuration")
+    assert fleet.state == {}
+
+
+# -- logs -------------------------------------------------------------------------------------------------------------
+def test_each_boot_has_a_log_of_its_own_and_the_newest_a_link(module, fleet, call):
+    logs = []
+    for _ in range(3):
+        logs.append(call(module, fleet.args())["log"])
+        assert os.path.realpath(fleet.paths.newest_log) == logs[-1]
+        call(module, fleet.stop_args(stop_timeout=5))
+    assert len(set(logs)) == 3
+    assert all("REPLAY of" in Path(path).read_text() for path in logs)
+
+
+def test_only_the_newest_logs_are_kept(module, fleet, call):
+    fleet.paths.make()
+    old = [Path(fleet.paths.logs) / f"20200101T0000{number:02}Z.log" for number in range(25)]
+    for path in old:
+        path.write_text("old")
+    log = call(module, fleet.args())["log"]
+    kept = sorted(os.listdir(fleet.paths.logs))
+    assert len(kept) == 20
+    assert kept[-1] == os.path.basename(log)
+    assert kept[0] == old[6].name
+
+
+def test_a_server_that_ends_at_once_is_reported_with_its_cause(module, fleet, call):
+    script = "echo 'sglang serve: error: unrecognized arguments: --x' >&2; exit 2"
+    answer = call(module, fleet.args(body=script))
+    assert (answer["failed"], answer["cause"]) == (True, "died")
+    assert answer["msg"] == (
+        f"n-gpu0 ended at once with exit code 2: this SGLang does not know --x; whole log: {answer['log']}"
+    )
+    assert answer["lines"] == ["sglang serve: error: unrecognized arguments: --x"]
+
+
+def test_a_server_that_ends_at_once_for_no_known_cause_is_reported_with_its_last_line(module, fleet, call):
+    answer = call(module, fleet.args(body="echo first; echo 'the last words'; exit 7"))
+    assert f"exit code 7: the last words; whole log: {answer['log']}" in answer["msg"]
+    silent = call(module, fleet.args(body="exit 3"))
+    assert "ended at once with exit code 3: no output; whole log: " in silent["msg"]
+
+
+# -- stopped ----------------------------------------------------------------------------------------------------------
+def test_stopped_twice(module, fleet, call, helpers):
+    started = call(module, fleet.args())
+    helpers.until(lambda: "ready to roll" in Path(started["log"]).read_text())
+    foretold = call(module, fleet.stop_args(), check=True)
+    assert (foretold["changed"], foretold["pid"]) == (True, started["pid"])
+    assert read_stat(started["pid"]).state not in "ZX"
+    answer = call(module, fleet.stop_args(because="a test"))
+    assert (answer["changed"], answer["pid"], answer["killed"]) == (True, None, [])
+    assert answer["running"]["pid"] == started["pid"]
+    assert fleet.pids() == set()
+    assert "Draining requests" in Path(started["log"]).read_text()
+    state = fleet.state
+    assert (state["stopped_by"], state["stopped_because"]) == ("bob@desk", "a test")
+    assert state["stopped_at"] >= state["launched_at"]
+    again = call(module, fleet.stop_args())
+    assert (again["changed"], again["elapsed"], again["pid"]) == (False, 0.0, None)
+    assert fleet.state == state
+
+
+def test_a_stop_where_nothing_ever_was(module, fleet, call):
+    answer = call(module, fleet.stop_args())
+    assert (answer["rc"], answer["changed"]) == (0, False)
+    assert not fleet.root.exists()
+
+
+def test_a_server_that_ignores_sigterm_is_killed_after_its_time(module, fleet, call, helpers):
+    started = call(module, fleet.args(body=body(IGNORES_SIGTERM)))
+    helpers.until(lambda: "deaf" in Path(started["log"]).read_text())
+    before = time.monotonic()
+    answer = call(module, fleet.stop_args(stop_timeout=1))
+    assert 1 <= time.monotonic() - before < 8
+    assert [killed["pid"] for killed in answer["killed"]] == [started["pid"]]
+    assert "SIG_IGN" in answer["killed"][0]["command"]
+    assert 1 <= answer["elapsed"] < 8
+    assert fleet.pids() == set()
+
+
+TREE = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env={})
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_children_of_a_dead_leader_are_found_and_killed(module, fleet, call, helpers):
+    # The child wiped its environment, as SGLang's processes do; its session is all that is left to know it by.
+    args = {**fleet.args(body=body(TREE)), "argv": [fleet.python, "-m", "sglang.launch_server", "--model-path", "/m"]}
+    started = call(module, args)
+    child = int(helpers.until(lambda: Path(started["log"]).read_text().strip()))
+    # The state names the interpreter that the children run.
+    write_state(fleet.paths.state, {**fleet.state, "argv": [sys.executable, *args["argv"][1:]]})
+    os.kill(started["pid"], signal.SIGKILL)
+    helpers.until(lambda: sglang_process.alive(started["identity"]) is None)
+    assert read_stat(child).state not in "ZX"
+    answer = call(module, fleet.stop_args())
+    assert answer["changed"] is True
+    assert [killed["pid"] for killed in answer["killed"]] == [child]
+    assert read_stat(child) is None or read_stat(child).state in "ZX"
+    assert call(module, fleet.stop_args())["changed"] is False
+
+
+def test_a_start_after_a_crash_clears_what_the_crash_left(module, fleet, call, helpers):
+    started = call(module, fleet.args(body=body(TREE)))
+    child = int(helpers.until(lambda: Path(started["log"]).read_text().strip()))
+    write_state(fleet.paths.state, {**fleet.state, "argv": [sys.executable]})
+    os.kill(started["pid"], signal.SIGKILL)
+    helpers.until(lambda: sglang_process.alive(started["identity"]) is None)
+    again = call(module, fleet.args())
+    assert (again["rc"], again["changed"]) == (0, True)
+    assert read_stat(child) is None or read_stat(child).state in "ZX"
+
+
+def test_files_of_a_crashed_server_in_shared_memory_are_removed(module, fleet, call, boot, tmp_path):
+    path = Path(f"/dev/shm/sglang_test_{os.getpid()}_left")
+    path.write_text("x")
+    fleet.paths.make()
+    gone = {"pid": 2**22 + 1, "start_ticks": 1, "boot_id": sglang_process.boot_id(), "sid": 2**22 + 1}
+    write_state(fleet.paths.state, {"identity": gone, "shared_memory": [str(path)], "argv": ["/venv/python"]})
+    assert call(module, fleet.stop_args(), check=True)["changed"] is True
+    assert path.exists()
+    assert call(module, fleet.stop_args())["changed"] is True
+    assert not path.exists()
+    assert call(module, fleet.stop_args())["changed"] is False
+
+
+def test_a_stop_of_a_server_that_died_writes_down_that_it_was_wanted(module, fleet, call, helpers):
+    started = call(module, fleet.args(body=body("import time; time.sleep(60)")))
+    os.kill(started["pid"], signal.SIGKILL)
+    helpers.until(lambda: sglang_process.alive(started["identity"]) is None)
+    assert call(module, fleet.stop_args(because="a test"), check=True)["changed"] is False
+    assert fleet.state["stopped_at"] is None
+    assert call(module, fleet.stop_args(because="a test"))["changed"] is False
+    assert (fleet.state["stopped_by"], fleet.state["stopped_because"]) == ("bob@desk", "a test")
+    assert fleet.state["stopped_at"] is not None
+
+
+def held(pid):
+    return [{"index": 0, "processes": [{"pid": pid, "used_gib": 1.0}]}]
+
+
+def test_a_stop_waits_until_the_cards_memory_is_back(module, fleet, call, monkeypatch):
+    record = {"release": "0.5.17", "device": "cuda", "flags": []}
+    pid = call(module, fleet.args(body=body("import time; time.sleep(60)"), record=record))["pid"]
+    answers = iter([held(pid), held(pid), held(pid + 1)])
+    monkeypatch.setattr(module, "gpus", lambda: next(answers))
+    answer = call(module, fleet.stop_args(stop_timeout=5))
+    assert (answer["rc"], answer["changed"]) == (0, True)
+    assert list(answers) == []
+
+
+def test_a_card_that_does_not_give_its_memory_back_is_named(module, fleet, call, monkeypatch):
+    record = {"release": "0.5.17", "device": "cuda", "flags": []}
+    pid = call(module, fleet.args(body=body("import time; time.sleep(60)"), record=record))["pid"]
+    monkeypatch.setattr(module, "gpus", lambda: held(pid))
+    monkeypatch.setattr(module, "GPU_SECONDS", 0.3)
+    answer = call(module, fleet.stop_args(stop_timeout=5))
+    assert (answer["failed"], answer["cause"]) == (True, "gpu_memory")
+    assert answer["msg"].startswith("n-gpu0: its processes are gone, but its GPU still counts memory for them")
+    assert fleet.pids() == set()
+
+
+# -- by hand, cut, locked ---------------------------------------------------------------------------------------------
+def test_a_server_started_by_hand_is_not_started_over_and_can_be_stopped(module, fleet, call, python):
+    script = f"import socket, time; s = socket.create_server(('127.0.0.1', {fleet.port})); print('up', flush=True); time.sleep(60)"
+    mark = {**os.environ, "SGLANG_FLEET_ROOT": str(fleet.root), "SGLANG_FLEET_SERVER": "n-gpu0"}
+    by_hand, _up = python(script, env=mark, start_new_session=False)
+    answer = call(module, fleet.args())
+    assert (answer["failed"], answer["cause"]) == (True, "running")
+    assert answer["msg"].startswith(f"n-gpu0 was started by hand and listens on port {fleet.port} (pid {by_hand.pid} (")
+    assert by_hand.poll() is None
+    stopped = call(module, fleet.stop_args(stop_timeout=5))
+    assert (stopped["rc"], stopped["changed"]) == (0, True)
+    assert by_hand.wait(5) == -signal.SIGTERM
+    assert call(module, fleet.stop_args())["changed"] is False
+
+
+def test_a_start_that_was_cut_before_it_was_written_down_is_taken_over(module, fleet, call):
+    args = fleet.args()
+    started = call(module, args)
+    write_state(fleet.paths.state, {**fleet.state, "identity": None, "launching": True})
+    again = call(module, args)
+    assert (again["changed"], again["pid"]) == (False, started["pid"])
+    # What follows reads the state file: it must name the process that was found.
+    assert fleet.state["identity"] == started["identity"]
+
+
+def test_a_server_that_another_run_works_on_is_left_to_it(module, fleet, call):
+    fleet.paths.make()
+    with lock(fleet.paths.lock, "carol@desk", 0):
+        for args in (fleet.args(lock_timeout=0), fleet.stop_args(lock_timeout=0)):
+            answer = call(module, args)
+            assert (answer["failed"], answer["cause"]) == (True, "locked")
+            assert answer["msg"].startswith(f"n-gpu0 is being worked on by carol@desk, pid {os.getpid()}, since 20")
+    assert fleet.state == {}
+    assert call(module, fleet.args(lock_timeout=0))["rc"] == 0
+
+
+def test_a_port_in_use_by_the_running_server_itself_is_no_stranger(module, fleet, call, helpers):
+    args = fleet.args()
+    pid = call(module, args)["pid"]
+
+    def answers():
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", fleet.port)) == 0
+
+    helpers.until(answers)
+    assert call(module, args)["pid"] == pid
