@@ -62,8 +62,8 @@ servers:
     - One entry a server, in the order asked. Keys are C(name), C(state) (V(ready), V(starting), V(stuck), V(dead),
       V(stopped) or V(stranger)), C(detail) (one sentence where the state has a reason), C(stage), C(profile), C(model),
       C(release), C(pid), C(uptime_s), C(launched_at), C(running), C(waiting), C(token_usage), C(output_tok_s), C(cap),
-      C(kv_tokens), C(accept_length), C(gpu_memory_gib), C(host_rss_gib), C(log) and C(started_with) (C(argv), C(env), C(flags), C(model_path),
-      C(served_model_name), C(launch_sha256)). What is not known is null.
+      C(kv_tokens), C(accept_length), C(gpu_memory_gib), C(host_rss_gib), C(log) and C(started_with) (C(argv), C(env),
+      C(flags), C(model_path), C(served_model_name), C(launch_sha256)). What is not known is null.
   returned: always
   type: list
   elements: dict

@@ -33,7 +33,8 @@ SPECIFIC = [
     },
     {
         "id": "bad_model_path",
-        "pattern": r"OSError: (?:Repo id must be in the form .*?: '(?P<what>[^']+)'|(?P<other>\S+) is not a local folder)",
+        "pattern": r"OSError: (?:Repo id must be in the form .*?: '(?P<what>[^']+)'"
+        r"|(?P<other>\S+) is not a local folder)",
         "cause": "there is no model folder {what}{other}",
         "advice": "correct the model's path in group_vars/all/models.yml, or put the model there",
     },
@@ -45,7 +46,8 @@ SPECIFIC = [
     },
     {
         "id": "context_too_long",
-        "pattern": r"User-specified context_length \((?P<asked>\d+)\) is greater than the derived context_length \((?P<has>\d+)\)",
+        "pattern": r"User-specified context_length \((?P<asked>\d+)\) is greater than the derived context_length"
+        r" \((?P<has>\d+)\)",
         "cause": "context-length {asked} is more than the model's {has}",
         "advice": "set context-length to at most {has}",
     },
@@ -70,7 +72,8 @@ SPECIFIC = [
     },
     {
         "id": "no_kv_memory",
-        "pattern": r"Loaded weights leave no GPU memory for the KV cache|Not enough memory\. Please try to increase --mem-fraction-static",
+        "pattern": r"Loaded weights leave no GPU memory for the KV cache"
+        r"|Not enough memory\. Please try to increase --mem-fraction-static",
         "cause": "the weights leave no memory for the KV cache",
         "advice": "raise mem-fraction-static, or use more GPUs or a smaller checkpoint",
     },
@@ -112,7 +115,8 @@ SPECIFIC = [
     },
     {
         "id": "state_strategy",
-        "pattern": r"(?P<what>no_buffer do not support overlap schedule|is not compatible with radix cache when using --mamba-\S+ no_buffer)",
+        "pattern": r"no_buffer do not support overlap schedule"
+        r"|is not compatible with radix cache when using --mamba-\S+ no_buffer",
         "cause": "the state-cache strategy no_buffer does not go with these flags",
         "advice": "set mamba-radix-cache-strategy to extra_buffer",
     },

@@ -27,7 +27,8 @@ STAGES = [
     (re.compile(r"Uvicorn running on"), "warm-up"),
     (re.compile(r"The server is fired up and ready to roll"), READY),
 ]
-# Seconds without a new stage after which a start counts as stuck. Weights may come over a slow network file system; graphs are compiled on first use.
+# Seconds without a new stage after which a start counts as stuck. Weights may come over a slow network file system;
+# graphs are compiled on first use.
 STAGE_LIMITS = {
     "import": 600,
     "weights": 1800,

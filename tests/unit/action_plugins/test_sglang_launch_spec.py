@@ -43,9 +43,11 @@ def test_the_answer_is_the_filters(run):
 
 def test_a_warning_of_the_filter_is_shown(run):
     result, warned = run(**{**REQUEST, "engine": {**REQUEST["engine"], "release": "0.5.18"}})
-    assert warned == result["spec"]["warnings"] == [
-        "SGLang 0.5.18 is not among the releases known here (0.5.17 to 0.5.17): treated as 0.5.17"
-    ]
+    assert (
+        warned
+        == result["spec"]["warnings"]
+        == ["SGLang 0.5.18 is not among the releases known here (0.5.17 to 0.5.17): treated as 0.5.17"]
+    )
 
 
 def test_a_refusal_is_one_sentence(run):

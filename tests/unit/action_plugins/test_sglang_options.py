@@ -27,7 +27,11 @@ def run(load, monkeypatch):
         action = plugin.ActionModule.__new__(plugin.ActionModule)
         action._task = SimpleNamespace(args={"options": OPTIONS})
         action._loader = None
-        task_vars = {"groups": GROUPS if groups is None else groups, "ansible_play_hosts_all": list(hosts), "ansible_play_batch": list(batch)}
+        task_vars = {
+            "groups": GROUPS if groups is None else groups,
+            "ansible_play_hosts_all": list(hosts),
+            "ansible_play_batch": list(batch),
+        }
         return action.run(None, task_vars)
 
     return _run
@@ -40,7 +44,15 @@ def refusal(run, *args, **kwargs):
 
 
 def test_good_options_pass(run):
-    given = {"profile": "mtp", "replace": "true", "benchmark": False, "every": "5", "share": 0.5, "status_json": "x.json", "sglang_root": "/x"}
+    given = {
+        "profile": "mtp",
+        "replace": "true",
+        "benchmark": False,
+        "every": "5",
+        "share": 0.5,
+        "status_json": "x.json",
+        "sglang_root": "/x",
+    }
     assert run(given) == {"changed": False, "who": f"{getpass.getuser()}@{socket.gethostname()}"}
 
 

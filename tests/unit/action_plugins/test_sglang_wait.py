@@ -71,7 +71,11 @@ def test_slices_go_on_until_it_is_ready(run, plugin):
     result, asked, _resets = run([answer("weights", 10.0), answer("weights", 20.0), ready], every=10)
     assert result is ready
     assert [args["slice"] for args in asked] == [10, 10, 10]
-    assert [args["timeline"] for args in asked] == [[], answer("weights", 10.0)["timeline"], answer("weights", 20.0)["timeline"]]
+    assert [args["timeline"] for args in asked] == [
+        [],
+        answer("weights", 10.0)["timeline"],
+        answer("weights", 20.0)["timeline"],
+    ]
     assert all(args["root"] == "/r" for args in asked)
     assert plugin.shown == ["n-gpu0  +10s  weights for 5s", "n-gpu0  +20s  weights for 5s", "n-gpu0  +62s  ready"]
 

@@ -283,9 +283,7 @@ def test_flags_of_the_state_cache_only_go_to_hybrid_models(request_for, fleet_da
 
 def test_an_unmet_device_is_refused_with_the_profiles_that_would_do(request_for):
     message = refusal(launch_spec, request_for(profile="mtp", engine=engine("cpu")))
-    assert message == (
-        "profile 'mtp' cannot run on node1-gpu0: needs device cuda, found cpu; profiles that would do: nomtp"
-    )
+    assert message == ("profile 'mtp' cannot run on node1-gpu0: needs device cuda, found cpu; profiles that would do: nomtp")
 
 
 def test_an_unmet_release_is_refused_with_the_profiles_that_would_do(request_for):
@@ -422,7 +420,10 @@ def test_keys_are_named_by_file_and_never_written_out(request_for):
     [
         ({"root": "srv"}, "sglang_root is 'srv': expected a folder on the node, from /"),
         ({"model": "qwen"}, "model 'qwen' is not known: did you mean 'qwen3.6-27b'? known: qwen3.6-27b, tiny (sglang_models)"),
-        ({"models": {"qwen3.6-27b": {"path": "m"}}}, "model 'qwen3.6-27b': path is 'm': expected the model's folder on the node"),
+        (
+            {"models": {"qwen3.6-27b": {"path": "m"}}},
+            "model 'qwen3.6-27b': path is 'm': expected the model's folder on the node",
+        ),
         ({"models": {"qwen3.6-27b": {"file": "/m"}}}, "model 'qwen3.6-27b' has an unknown key 'file': "),
         ({"engine": engine("gpu")}, "sglang_engine_device is 'gpu': "),
         ({"engine": engine(release="latest")}, "is 'latest': expected an SGLang release such as 0.5.17"),
@@ -436,10 +437,30 @@ def test_a_model_that_the_node_cannot_load_is_refused(request_for):
     path = "/srv/models/Qwen3.6-27B"
     absent = {"models": {path: {"problem": f"there is no model folder {path}: copy it"}}}
     assert refusal(launch_spec, request_for(found=absent)) == f"node1-gpu0: there is no model folder {path}: copy it"
-    assert launch_spec(request_for(found=absent, tolerate_absent_model=True))["model_path"] == path
-    broken = {"models": {path: {"problem": f"{path} lacks model-1.safetensors"}}}
-    message = refusal(launch_spec, request_for(found=broken, tolerate_absent_model=True))
-    assert message == f"node1-gpu0: {path} lacks model-1.safetensors"
+    whole = {"models": {path: {"problem": None}, "/another": {"problem": "/another is broken"}}}
+    assert launch_spec(request_for(found=whole))["model_path"] == path
+
+
+def test_layers_from_the_device_to_the_server(request_for, fleet_data):
+    """Device, model, profile, the profile's flags for hybrids, server: the later wins."""
+    names = ["f1", "f2", "f3", "f4", "f5"]
+
+    def layer(number):
+        return {name: number for name in names[number - 1 :]}
+
+    spec = launch_spec(
+        request_for(
+            devices={"cuda": {"args": layer(1), "env": {"A": "1", "B": "1", "C": "1", "D": "1"}}},
+            models={"m": {"path": "/m", "hybrid": True, "args": layer(2), "env": {"B": "2", "C": "2", "D": "2"}}},
+            model="m",
+            profiles={"p": {"args": layer(3), "hybrid_args": layer(4), "env": {"C": "3", "D": "3"}}},
+            profile="p",
+            args=layer(5),
+            env={"D": "4"},
+        )
+    )
+    assert [words_of(spec, name) for name in names] == [["1"], ["2"], ["3"], ["4"], ["5"]]
+    assert [spec["env"][name] for name in "ABCD"] == ["1", "2", "3", "4"]
 
 
 # -- what reaches the engine ------------------------------------------------------------------------------------------

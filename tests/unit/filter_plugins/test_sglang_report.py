@@ -151,7 +151,16 @@ def test_a_row_of_another_length_is_refused():
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(None, None), (0, "0s"), (45.9, "45s"), (60, "1m00s"), (725, "12m05s"), (3600, "1h00m"), (11100, "3h05m"), (187200, "2d04h")],
+    [
+        (None, None),
+        (0, "0s"),
+        (45.9, "45s"),
+        (60, "1m00s"),
+        (725, "12m05s"),
+        (3600, "1h00m"),
+        (11100, "3h05m"),
+        (187200, "2d04h"),
+    ],
 )
 def test_a_duration(seconds, text):
     assert duration(seconds) == text

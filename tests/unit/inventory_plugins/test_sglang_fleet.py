@@ -202,7 +202,12 @@ def inventory_command(root, tmp_path):
         path = tmp_path / "fleet.yml"
         path.write_text(yaml.safe_dump({"plugin": "sglang_fleet", **content}, sort_keys=False))
         binary = Path(sys.executable).parent / "ansible-inventory"
-        environ = {**os.environ, "ANSIBLE_CONFIG": str(root / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "ANSIBLE_HOME": str(tmp_path)}
+        environ = {
+            **os.environ,
+            "ANSIBLE_CONFIG": str(root / "ansible.cfg"),
+            "ANSIBLE_NOCOLOR": "1",
+            "ANSIBLE_HOME": str(tmp_path),
+        }
         ran = subprocess.run(
             [binary, "-i", str(path), *args], cwd=root, env=environ, capture_output=True, text=True, timeout=60, check=False
         )

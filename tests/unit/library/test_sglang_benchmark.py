@@ -144,8 +144,9 @@ def test_check_mode_tells_the_commands_and_touches_nothing(run, tmp_path):
 def test_requests_refused_inside_the_stream_fail_with_the_servers_reason(run, engine):
     result = run(python=engine("too_long"))
     assert result["failed"] is True
-    assert result["msg"] == (f"4 of 4 requests to http://127.0.0.1:{result_port(result)} failed at concurrency 2, "
-                                  f"the first with: {REFUSAL}")
+    assert result["msg"] == (
+        f"4 of 4 requests to http://127.0.0.1:{result_port(result)} failed at concurrency 2, the first with: {REFUSAL}"
+    )
     assert result["errors"] == [REFUSAL]
     assert result["runs"][0]["failed"] == 4
     assert os.path.exists(result["raw"])

@@ -112,8 +112,14 @@ def test_a_server_that_says_ready_and_has_no_port(ready, look):
 @pytest.mark.parametrize(
     ("log", "detail"),
     [
-        (WEIGHTS + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 340.00 MiB. GPU", "the GPU had no 340.00 MiB left"),
-        (WEIGHTS + "Subprocess detokenizer (pid=5) crashed with exit code -9. Trig", "detokenizer (pid 5) died with exit code -9"),
+        (
+            WEIGHTS + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 340.00 MiB. GPU",
+            "the GPU had no 340.00 MiB left",
+        ),
+        (
+            WEIGHTS + "Subprocess detokenizer (pid=5) crashed with exit code -9. Trig",
+            "detokenizer (pid 5) died with exit code -9",
+        ),
         (WEIGHTS, "its process is gone without a word in its log: kill -9, or the kernel out of memory"),
         ("", "its process is gone without a word in its log: kill -9, or the kernel out of memory"),
     ],

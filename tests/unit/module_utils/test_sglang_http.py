@@ -66,7 +66,9 @@ def test_a_good_answer(client, server):
     assert client.json("/x", 5) == {"a": [1]}
 
 
-@pytest.mark.parametrize("answer", [(500, '{"a": 1}', 0), (401, '{"error": "Unauthorized"}', 0), (200, "<html>", 0), (200, "", 0)])
+@pytest.mark.parametrize(
+    "answer", [(500, '{"a": 1}', 0), (401, '{"error": "Unauthorized"}', 0), (200, "<html>", 0), (200, "", 0)]
+)
 def test_an_answer_that_is_no_json_of_status_200_is_none(client, server, answer):
     server.answers["/x"] = answer
     assert client.json("/x", 5) is None

@@ -215,9 +215,7 @@ def test_gpus_without_their_processes(smi):
     assert [(gpu["index"], gpu["processes"]) for gpu in gpus()] == [(0, []), (1, [])]
 
 
-@pytest.mark.parametrize(
-    "answer", ["exit 9", 'echo "NVIDIA-SMI has failed because it could not communicate"; exit 9', "true"]
-)
+@pytest.mark.parametrize("answer", ["exit 9", 'echo "NVIDIA-SMI has failed because it could not communicate"; exit 9', "true"])
 def test_a_driver_that_fails_shows_no_gpu(smi, answer):
     smi(answer)
     assert gpus() == []
@@ -251,7 +249,10 @@ def nvml(**overrides):
         "nvmlDeviceGetCount": lambda: 2,
         "nvmlDeviceGetHandleByIndex": lambda index: index,
         "nvmlDeviceGetMemoryInfo": lambda handle: named(total=96 * GIB, free=(handle + 1) * GIB),
-        "nvmlDeviceGetComputeRunningProcesses": lambda handle: [named(pid=7, usedGpuMemory=GIB), named(pid=8, usedGpuMemory=None)],
+        "nvmlDeviceGetComputeRunningProcesses": lambda handle: [
+            named(pid=7, usedGpuMemory=GIB),
+            named(pid=8, usedGpuMemory=None),
+        ],
         "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}".encode() if handle else "GPU-0",
         "nvmlDeviceGetName": lambda handle: b"NVIDIA X" if handle else "NVIDIA X",
         **overrides,

@@ -195,9 +195,7 @@ def test_a_running_request_is_drained(start):
     replay = start("e96_nomtp", speed=500)
     replay.wait_for(lambda: replay.http("/health")[0] == 200)
     answers = []
-    client = threading.Thread(
-        target=lambda: answers.append(replay.http("/generate", {"text": "a", "replay_seconds": 0.5}))
-    )
+    client = threading.Thread(target=lambda: answers.append(replay.http("/generate", {"text": "a", "replay_seconds": 0.5})))
     client.start()
     replay.wait_for(lambda: json.loads(replay.http("/v1/loads")[1])["loads"][0]["num_running_reqs"] == 1)
     replay.process.terminate()
