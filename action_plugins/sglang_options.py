@@ -62,6 +62,13 @@ class ActionModule(ActionBase):
                 "the inventory has no server (group sglang_servers is empty):"
                 " give one with -i, such as -i inventory/four_gpus.yml, and see its first lines for the form"
             )
+        grouped = {host for group, hosts in groups.items() if group.startswith("node_") for host in hosts}
+        foreign = [server for server in servers if server not in grouped]
+        if foreign:
+            raise AnsibleActionFail(
+                f"{foreign[0]} is in the group sglang_servers and in no group of a node: make the inventory with the plugin"
+                " sglang_fleet (its first line is `plugin: sglang_fleet`; ansible-doc -t inventory sglang_fleet)"
+            )
         chosen = set(task_vars["ansible_play_hosts_all"]) | set(task_vars.get("ansible_play_batch", []))
         if not chosen.intersection(servers) and chosen != {"localhost"}:
             of_node = [f"node_{node}" for node in groups.get("sglang_nodes", []) if node in chosen]

@@ -428,7 +428,7 @@ def write_files(server):
     server.paths.make()
     changed = read_text(params["script_path"]) != params["script"]
     if changed:
-        write_atomic(params["script_path"], params["script"], 0o755)
+        write_atomic(params["script_path"], params["script"], 0o700)
     if params["secrets"]:
         text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in sorted(params["secrets"].items()))
         if read_text(server.paths.secrets) != text:

@@ -287,6 +287,10 @@ class Start:
             return "failed", cause
         if not living:
             self.look()  # what it wrote between our look and its end
+            now = read_state(Paths(self.params["root"], self.params["slug"]).state)
+            if now.get("stopped_at"):
+                stopped = f"it was stopped by {now.get('stopped_by')} at {now['stopped_at']}"
+                return "died", {"id": "stopped", "cause": stopped, "advice": "ask them, or deploy again"}
             cause = failure(self.lines) or aftermath(self.lines)
             return "died", cause or {"id": "died", "cause": "its main process is gone without a word", "advice": WITHOUT_A_WORD}
         if self.stage == READY and self.serves():

@@ -102,8 +102,8 @@ def read_state(path):
 
 
 def write_state(path, state):
-    """Write the state file. It holds no secret: anyone who may log in may read it."""
-    write_atomic(path, json.dumps({"schema": SCHEMA, **state}, indent=2, sort_keys=True) + "\n", 0o644)
+    """Write the state file. It holds no key, but a profile's environment may hold what others should not read."""
+    write_atomic(path, json.dumps({"schema": SCHEMA, **state}, indent=2, sort_keys=True) + "\n", 0o600)
 
 
 def launch_sha256(argv, env, secrets):

@@ -75,7 +75,8 @@ def test_a_kept_script_runs_what_it_says(tmp_path):
     show = tmp_path / "python"
     show.write_text('#!/bin/sh\nprintf "%s\\n" "$CUDA_VISIBLE_DEVICES" "$SGLANG_FLEET_SERVER" "$@"\n')
     show.chmod(0o755)
-    ran = subprocess.run(["bash"], input=script.replace("/opt/sglang/venv/bin/python", str(show)), capture_output=True, text=True, check=True)  # fmt: skip
+    script = script.replace("/opt/sglang/venv/bin/python", str(show))
+    ran = subprocess.run(["bash"], input=script, capture_output=True, text=True, check=True)
     words = ran.stdout.splitlines()
     assert words[:4] == ["3", "node1-gpu3", "-m", "sglang.launch_server"]
     assert words[words.index("--port") + 1] == "30003"

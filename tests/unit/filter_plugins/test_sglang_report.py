@@ -75,6 +75,9 @@ def test_a_benchmark_that_failed_is_said():
     assert "n-gpu0 serves, but its benchmark failed: no answer" in text.splitlines()
 
 
+CAPPED = "n: asked for 48 running, got 4"
+
+
 @pytest.mark.parametrize(
     ("asked", "got", "figures", "sentences"),
     [
@@ -82,8 +85,8 @@ def test_a_benchmark_that_failed_is_said():
         (48, 64, {}, []),
         (None, 4, {}, []),
         (48, None, {}, []),
-        (48, 4, {}, ["n: asked for 48 running, got 4"]),
-        ("48", "4", {"slots_per_request": 5, "state_slots": 24}, ["n: asked for 48 running, got 4: state cache (24 slots, 5 a request)"]),
+        (48, 4, {}, [CAPPED]),
+        ("48", "4", {"slots_per_request": 5, "state_slots": 24}, [f"{CAPPED}: state cache (24 slots, 5 a request)"]),
     ],
 )  # fmt: skip
 def test_a_cap_below_what_was_asked_for_is_said_with_its_reason(asked, got, figures, sentences):

@@ -35,7 +35,8 @@ def test_what_runs_as_asked_for_has_no_drift():
     ("today", "asked", "fragments"),
     [
         (WANTED, "mtp", ["profile: nomtp -> mtp"]),
-        (wanted(flags=[["--mem-fraction-static", "0.92"]]), "", ["enable-metrics: set -> unset", "mem-fraction-static: 0.85 -> 0.92"]),
+        (wanted(flags=[["--enable-metrics"]]), "", ["mem-fraction-static: 0.85 -> unset"]),
+        (wanted(flags=[["--mem-fraction-static", "0.9"]]), "", ["enable-metrics: set -> unset", "mem-fraction-static: 0.85 -> 0.9"]),
         (wanted(env={"B": "2"}), "", ["A: 1 -> unset", "B: unset -> 2"]),
         (wanted(argv=["/new/python", *ARGV[1:]]), "", ["engine: /venv/bin/python -> /new/python"]),
         ({"msg": "model 'm' is not known"}, "", ["today's inventory has no start for it: model 'm' is not known"]),

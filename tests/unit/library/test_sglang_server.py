@@ -26,8 +26,10 @@ KEY = "s3cret-of-the-tests"
 
 
 @pytest.fixture
-def module(load):
-    return load("library", "sglang_server")
+def module(load, monkeypatch):
+    made = load("library", "sglang_server")
+    monkeypatch.setattr(made, "EARLY_DEATH_SECONDS", 0.2)
+    return made
 
 
 class Fleet:

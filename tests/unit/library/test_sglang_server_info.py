@@ -14,7 +14,12 @@ import pytest
 from ansible.module_utils.sglang_state import write_state
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
-LISTEN = "import socket, sys, time; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); print('up', flush=True); time.sleep(60)"
+LISTEN = """
+import socket, sys, time
+server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print("up", flush=True)
+time.sleep(60)
+"""
 WEIGHTS = "[2026-01-01 00:00:00] Load weight begin. avail mem=1.0 GB\n"
 
 

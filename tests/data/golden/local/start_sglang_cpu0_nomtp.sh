@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Written by sglang-fleet for local-cpu0, profile nomtp. Changes are overwritten by the next deploy.
-# Run it by hand to see a start in your own terminal; status.yml then shows the server as a stranger's.
+# Run it by hand to see a start in your own terminal; status.yml then shows the server as a stranger.
 set -euo pipefail
 ulimit -n "$(ulimit -Hn)"
 export SGLANG_FLEET_ROOT=/srv/sglang
