@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import getpass
+import re
 import socket
 
 from ansible.errors import AnsibleActionFail
@@ -71,7 +72,9 @@ class ActionModule(ActionBase):
             )
         chosen = set(task_vars["ansible_play_hosts_all"]) | set(task_vars.get("ansible_play_batch", []))
         if not chosen.intersection(servers) and chosen != {"localhost"}:
-            of_node = [f"node_{node}" for node in groups.get("sglang_nodes", []) if node in chosen]
+            of_node = [
+                f"node_{re.sub('[^A-Za-z0-9_]', '_', node)}" for node in groups.get("sglang_nodes", []) if node in chosen
+            ]
             hint = (
                 f"did you mean {of_node[0]}, all servers of that node?" if of_node else f"servers are {', '.join(servers[:8])}"
             )

@@ -69,7 +69,7 @@ def _release(what, value):
 
 def deployable(profiles):
     """Names of the profiles that can be deployed: all but the abstract ones, in the order of the file."""
-    return [name for name, profile in profiles.items() if not (profile or {}).get("abstract")]
+    return [name for name, profile in profiles.items() if not (isinstance(profile, dict) and profile.get("abstract"))]
 
 
 def resolve_profile(profiles, name):
@@ -84,7 +84,7 @@ def resolve_profile(profiles, name):
         what = f"profile '{name}'"
         if name in chain:
             raise AnsibleFilterError(f"profile '{chain[0]}' extends itself: {' -> '.join([*chain, name])}")
-        if name not in profiles:
+        if not isinstance(name, str) or name not in profiles:
             raise AnsibleFilterError(f"profile '{chain[-1]}' extends '{name}', which is not there: {_near(name, profiles)}")
         profile = _mapping(what, profiles[name])
         _check_keys(what, profile, PROFILE_KEYS)
@@ -121,7 +121,7 @@ def spell(flag, releases, release):
 
 def _words(flag, value):
     """One flag's words: ``[]`` when it is left out."""
-    if value is None or value is False:
+    if value is None or value is False or value == []:
         return []
     if value is True:
         return [f"--{flag}"]
@@ -145,7 +145,7 @@ def _words(flag, value):
 def flags(args, releases=None, release="0"):
     """Flags of a mapping, sorted by name: ``[["--mem-fraction-static", "0.92"], ["--enable-metrics"], …]``."""
     lines = []
-    for name in sorted(_mapping("args", args)):
+    for name in sorted(_mapping("args", args), key=str):
         if not isinstance(name, str) or not FLAG_NAME.match(name):
             fixed = re.sub(r"[^a-z0-9]+", "-", str(name).lower()).strip("-")
             raise AnsibleFilterError(f"flag '{name}': expected its name without dashes in front, such as '{fixed}'")

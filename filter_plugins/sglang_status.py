@@ -53,7 +53,7 @@ def fleet_status(servers):
     for server in servers:
         answer = server["answer"]
         reached = "servers" in answer
-        why = None if reached else str(answer.get("msg", "no answer")).strip().splitlines()[-1]
+        why = None if reached else (str(answer.get("msg") or "").strip() or "no answer").splitlines()[-1]
         told = next((entry for entry in answer.get("servers", []) if entry["name"] == server["name"]), {})
         entry = {
             "name": server["name"],

@@ -93,9 +93,8 @@ def _check_keys(where, mapping, known, prefixes=()):
         if key in known or (isinstance(key, str) and key.startswith(prefixes)):
             continue
         near = difflib.get_close_matches(str(key), known, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known)}"
-        if prefixes:
-            hint += f", and variables that begin with {' or '.join(prefixes)}"
+        kinds = [*known, *([f"variables that begin with {' or '.join(prefixes)}"] if prefixes else [])]
+        hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(kinds)}"
         raise FleetError(f"{where}: unknown key '{key}': {hint}")
 
 
@@ -126,7 +125,9 @@ def _server_entries(where, node):
     if "gpus" in node:
         return [{"gpus": [gpu]} for gpu in _gpus(where, node["gpus"])]
     servers = node.get("servers")
-    if not isinstance(servers, list):
+    if servers is not None and not isinstance(servers, list):
+        raise FleetError(f"{where}: servers is {servers!r}: expected a list of mappings such as [{{gpus: [0]}}]")
+    if servers is None:
         raise FleetError(f"{where} needs gpus (a list of GPU indices) or servers (a list of mappings): found neither")
     entries = []
     for number, server in enumerate(servers):

@@ -164,6 +164,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_log import failure, last_lines, read_startup
 from ansible.module_utils.sglang_node import gpus
 from ansible.module_utils.sglang_process import (
+    MARKERS,
     alive,
     boot_seconds,
     command,
@@ -305,12 +306,19 @@ def check_flags(module, server):
             guard.__enter__()
             if os.path.exists(verdict):
                 return
-        rc, _out, err = module.run_command(
-            [argv[0], "-c", CHECK_FLAGS],
-            data=json.dumps(words),
-            environ_update={**env, "CUDA_VISIBLE_DEVICES": "", "LC_ALL": "C.UTF-8"},
-            cwd="/",
-        )
+        if not os.path.exists(argv[0]):
+            rc, err = 127, "no such file"
+        else:
+            rc, _out, err = module.run_command(
+                [argv[0], "-c", CHECK_FLAGS],
+                data=json.dumps(words),
+                # Without the markers: a check is no process of the server.
+                environ_update={
+                    **{name: value for name, value in env.items() if name not in MARKERS},
+                    **{"CUDA_VISIBLE_DEVICES": "", "LC_ALL": "C.UTF-8"},
+                },
+                cwd="/",
+            )
         if rc == ARGPARSE_ERROR:
             sentence = next((line for line in reversed(err.splitlines()) if "error:" in line), err[-400:])
             raise Refused(
@@ -335,7 +343,7 @@ def check_flags(module, server):
 
 def check_root(server):
     """Refuse a folder that can't be written, by trying: file systems have more reasons than mode bits."""
-    folder = server.params["root"]
+    folder = os.path.abspath(server.params["root"])
     while not os.path.exists(folder):
         folder = os.path.dirname(folder)
     probe = os.path.join(folder, f".sglang_fleet_{os.getpid()}")
@@ -591,7 +599,7 @@ def ensure_started(module, server):
             f"{server.name}: argv starts with {params['argv'][:3]}: expected PYTHON -m sglang.launch_server", cause="usage"
         )
     for key, value in params["secrets"].items():
-        if not isinstance(value, str) or value.startswith("-") or not value.isprintable():
+        if not isinstance(value, str) or value.startswith("-") or not value.isprintable() or not value.isascii():
             raise Refused(
                 f"{server.name}: {key} is not a key that SGLang can read from its configuration: it must be text that does"
                 " not begin with '-', without control characters",
@@ -613,6 +621,8 @@ def ensure_started(module, server):
             result.update(changed=False, would_change=not same or script_changed, diff=[])
         return result
     write_files(server)
+    if same and server.state.get("launching"):
+        write_state(server.paths.state, {**server.state, "launching": False})
     if not same:
         stop(server)  # of a server that died or was never recorded, what is left
         result["log"] = launch(server)

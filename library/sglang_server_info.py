@@ -197,7 +197,9 @@ def look(params, server, node_gpus):
         if node_gpus
         else None,
     )
-    entry["stage"], cause = start_up(state, {**STAGE_LIMITS, **params["stage_limits"]})
+    entry["stage"], cause = start_up(
+        state, {**STAGE_LIMITS, **{stage: float(limit) for stage, limit in params["stage_limits"].items()}}
+    )
     if cause:
         return {**entry, "state": "stuck", "detail": cause}
     if entry["stage"] != READY:
@@ -213,7 +215,9 @@ def look(params, server, node_gpus):
 
 def death(state):
     """Why a server that nobody stopped is gone, in one sentence."""
-    if (state.get("identity") or {}).get("boot_id") != boot_id():
+    if not state.get("identity"):
+        return "its start was cut before it was written down"
+    if state["identity"].get("boot_id") != boot_id():
         return "the node was restarted since its launch"
     try:
         lines = read_tail(state["log"])

@@ -151,6 +151,7 @@ pid:
   type: int
 """
 
+import contextlib
 import sys
 import time
 
@@ -171,13 +172,14 @@ from ansible.module_utils.sglang_log import (
     stamp_seconds,
 )
 from ansible.module_utils.sglang_process import alive, boot_seconds, describe, listeners, members, shared_memory
-from ansible.module_utils.sglang_state import Paths, read_state, write_state
+from ansible.module_utils.sglang_state import Busy, Paths, lock, read_state, write_state
 
 POLL_SECONDS = 0.2
 # A log line that says only that some process died is followed by the reason, or by the end, within moments.
 AFTERMATH_SECONDS = 4
 GENERATE_SECONDS = 30
 ASK_SECONDS = 5
+LOCK_SECONDS = 5
 
 
 class Start:
@@ -272,17 +274,21 @@ class Start:
 
     def note_shared_memory(self):
         """Keep the names of the files that SGLang leaves in /dev/shm: after a crash nobody else knows whose they are."""
+        paths = Paths(self.params["root"], self.params["slug"])
         pids = [stat.pid for stat in members(self.params["root"], self.params["name"], self.state["identity"]["sid"])]
         files = sorted(shared_memory(pids))
-        if files != self.state.get("shared_memory"):
-            self.state["shared_memory"] = files
-            write_state(Paths(self.params["root"], self.params["slug"]).state, self.state)
+        if files == self.state.get("shared_memory"):
+            return
+        with contextlib.suppress(Busy), lock(paths.lock, "sglang_wait", LOCK_SECONDS):
+            now = read_state(paths.state)
+            if now.get("identity") == self.state["identity"]:
+                write_state(paths.state, {**now, "shared_memory": files})
 
     def verdict(self):
         """How the wait ends: ``(outcome, data)``, or None to go on."""
         living = alive(self.state["identity"]) is not None
         self.look()
-        cause = failure(self.lines)
+        cause = failure(self.lines) if self.stage != READY else None
         if cause:
             return "failed", cause
         if not living:

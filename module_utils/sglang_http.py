@@ -54,9 +54,10 @@ class Client:
         if answer.status_code != 200:
             return None
         try:
-            return answer.json()
+            body = answer.json()
         except ValueError:
             return None
+        return body if isinstance(body, dict) else None
 
     def generate(self, timeout):
         """One real generation; None when it came, else what was wrong. Some faults show only here."""

@@ -41,18 +41,18 @@ def _gpus_by_nvml():
         found = []
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
             try:
+                memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
                 running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-            except pynvml.NVMLError:
-                running = []
+            except pynvml.NVMLError:  # a card that fell off the bus still has a number
+                memory, running = None, []
             found.append(
                 {
                     "index": index,
                     "uuid": _text(pynvml.nvmlDeviceGetUUID(handle)),
                     "name": _text(pynvml.nvmlDeviceGetName(handle)),
-                    "total_gib": round(memory.total / GIB, 2),
-                    "free_gib": round(memory.free / GIB, 2),
+                    "total_gib": round(memory.total / GIB, 2) if memory else None,
+                    "free_gib": round(memory.free / GIB, 2) if memory else None,
                     "processes": [
                         {"pid": process.pid, "used_gib": round((process.usedGpuMemory or 0) / GIB, 2)} for process in running
                     ],
@@ -78,6 +78,10 @@ def _smi(query):
     return list(csv.reader(answer.stdout.splitlines(), skipinitialspace=True)) if answer.returncode == 0 else None
 
 
+def _gib(mib):
+    return round(int(mib) * MIB / GIB, 2) if mib.isdigit() else None
+
+
 def _gpus_by_smi():
     rows = _smi("--query-gpu=index,uuid,name,memory.total,memory.free")
     if rows is None:
@@ -88,8 +92,8 @@ def _gpus_by_smi():
             "index": int(index),
             "uuid": uuid,
             "name": name,
-            "total_gib": round(int(total) * MIB / GIB, 2),
-            "free_gib": round(int(free) * MIB / GIB, 2),
+            "total_gib": _gib(total),
+            "free_gib": _gib(free),
             "processes": [
                 {"pid": int(pid), "used_gib": round(int(used) * MIB / GIB, 2)}
                 for owner, pid, used in processes
@@ -200,8 +204,9 @@ def model(folder):
         return {**found, "problem": f"{folder}/config.json can't be read: {error}"}
     try:
         found["weight_bytes"], found["weight_source"], missing = _weight_files(folder, found["config"])
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        return {**found, "problem": f"{folder}/model.safetensors.index.json can't be read: {type(error).__name__} {error}"}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        what = getattr(error, "filename", None) or f"{folder}/model.safetensors.index.json"
+        return {**found, "problem": f"{what} can't be read: {type(error).__name__} {error}"}
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         found["problem"] = (

@@ -13,7 +13,12 @@ import pytest
 from ansible.errors import AnsibleActionFail
 
 OPTIONS = {"profile": "str", "replace": "bool", "benchmark": "bool", "status_json": "path", "every": "int", "share": "float"}
-GROUPS = {"sglang_servers": ["n1-gpu0", "n1-gpu1", "n2-gpu0"], "sglang_nodes": ["n1", "n2"], "node_n1": ["n1-gpu0", "n1-gpu1"]}
+GROUPS = {
+    "sglang_servers": ["n1-gpu0", "n1-gpu1", "n2-gpu0"],
+    "sglang_nodes": ["n1", "n2"],
+    "node_n1": ["n1-gpu0", "n1-gpu1"],
+    "node_n2": ["n2-gpu0"],
+}
 
 
 @pytest.fixture
@@ -88,6 +93,14 @@ def test_a_wrong_value_is_refused_with_what_was_expected(run, given, sentence):
 def test_an_inventory_without_servers_is_refused(run, groups):
     message = refusal(run, groups=groups, hosts=["localhost"])
     assert message.startswith("the inventory has no server (group sglang_servers is empty): give one with -i, such as ")
+
+
+def test_servers_that_belong_to_no_node_are_not_of_our_inventory_plugin(run):
+    groups = {**GROUPS, "sglang_servers": [*GROUPS["sglang_servers"], "stray"]}
+    message = refusal(run, groups=groups)
+    assert message.startswith(
+        "stray is in the group sglang_servers and in no group of a node: make the inventory with the plugin"
+    )
 
 
 def test_a_limit_that_selects_a_node_alone_says_how_to_select_its_servers(run):

@@ -20,7 +20,12 @@ from ansible.module_utils import sglang_process
 from ansible.module_utils.sglang_process import identity, members, read_stat
 from ansible.module_utils.sglang_state import Paths, lock, read_state, write_state
 
-SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+LISTEN = """
+import socket, sys, time
+server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print("up", flush=True)
+time.sleep(60)
+"""
 IGNORES_SIGTERM = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
 KEY = "s3cret-of-the-tests"
 
@@ -106,7 +111,7 @@ def test_a_start_leaves_a_detached_server_and_a_second_start_leaves_it_alone(mod
     assert first["identity"]["sid"] == pid
     assert [os.readlink(f"/proc/{pid}/fd/{number}") for number in range(3)] == ["/dev/null", first["log"], first["log"]]
     assert os.path.realpath(fleet.paths.newest_log) == first["log"]
-    assert (mode(first["log"]), mode(args["script_path"]), mode(fleet.paths.state)) == (0o600, 0o755, 0o644)
+    assert (mode(first["log"]), mode(args["script_path"]), mode(fleet.paths.state)) == (0o600, 0o700, 0o600)
     assert Path(args["script_path"]).read_text() == args["script"]
     state = fleet.state
     assert (state["launched_by"], state["profile"], state["launching"]) == ("alice@laptop", "nomtp", False)
@@ -253,10 +258,7 @@ def test_a_script_that_changed_alone_is_written_without_a_restart(module, fleet,
 
 @pytest.mark.parametrize("state", ["checked", "started"])
 def test_a_stranger_on_the_port_is_named_and_left_alone(module, fleet, call, python, state):
-    script = (
-        f"import socket, time; s = socket.create_server(('127.0.0.1', {fleet.port})); print('up', flush=True); time.sleep(60)"
-    )
-    stranger, _up = python(script)
+    stranger, _up = python(LISTEN, str(fleet.port))
     answer = call(module, fleet.args(state=state))
     assert (answer["failed"], answer["cause"]) == (True, "port")
     assert answer["msg"].startswith(f"n-gpu0: port {fleet.port} is taken by pid {stranger.pid} ({sys.executable} -c ")
@@ -316,7 +318,7 @@ def test_a_key_is_in_a_file_of_its_user_and_nowhere_else(module, fleet, call):
     assert not os.path.exists(fleet.paths.secrets)
 
 
-@pytest.mark.parametrize("key", ["-dash", "two\nlines", "bell\a", 5])
+@pytest.mark.parametrize("key", ["-dash", "two\nlines", "bell\a", 5, "ключ"])
 def test_a_key_that_sglang_cannot_read_is_refused(module, fleet, call, key):
     answer = call(module, fleet.args(secrets={"api-key": key}))
     assert answer["cause"] == "usage"
@@ -489,11 +491,8 @@ def test_a_card_that_does_not_give_its_memory_back_is_named(module, fleet, call,
 
 # -- by hand, cut, locked ---------------------------------------------------------------------------------------------
 def test_a_server_started_by_hand_is_not_started_over_and_can_be_stopped(module, fleet, call, python):
-    script = (
-        f"import socket, time; s = socket.create_server(('127.0.0.1', {fleet.port})); print('up', flush=True); time.sleep(60)"
-    )
     mark = {**os.environ, "SGLANG_FLEET_ROOT": str(fleet.root), "SGLANG_FLEET_SERVER": "n-gpu0"}
-    by_hand, _up = python(script, env=mark, start_new_session=False)
+    by_hand, _up = python(LISTEN, str(fleet.port), env=mark, start_new_session=False)
     answer = call(module, fleet.args())
     assert (answer["failed"], answer["cause"]) == (True, "running")
     assert answer["msg"].startswith(f"n-gpu0 was started by hand and listens on port {fleet.port} (pid {by_hand.pid} (")
@@ -502,6 +501,15 @@ def test_a_server_started_by_hand_is_not_started_over_and_can_be_stopped(module,
     assert (stopped["rc"], stopped["changed"]) == (0, True)
     assert by_hand.wait(5) == -signal.SIGTERM
     assert call(module, fleet.stop_args())["changed"] is False
+
+
+def test_replace_ends_a_server_that_was_started_by_hand(module, fleet, call, python):
+    mark = {**os.environ, "SGLANG_FLEET_ROOT": str(fleet.root), "SGLANG_FLEET_SERVER": "n-gpu0"}
+    by_hand, _up = python(LISTEN, str(fleet.port), env=mark, start_new_session=False)
+    answer = call(module, fleet.args(replace=True, stop_timeout=5))
+    assert (answer["rc"], answer["changed"]) == (0, True)
+    assert by_hand.wait(5) == -signal.SIGTERM
+    assert fleet.state["identity"]["pid"] == answer["pid"] != by_hand.pid
 
 
 def test_a_start_that_was_cut_before_it_was_written_down_is_taken_over(module, fleet, call):

@@ -11,6 +11,7 @@ import time
 
 import pytest
 from ansible.module_utils.sglang_process import boot_seconds
+from ansible.module_utils.sglang_state import write_state
 from helpers.replay import recorded_log
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -99,6 +100,16 @@ def test_a_server_that_is_killed_without_a_word(boot, wait, helpers):
     # A kernel that ran out of memory would be the better cause; here it was us.
     assert (answer["cause_id"], answer["kernel"]) == ("died", None)
     assert answer["cause"] == "its main process is gone without a word"
+
+
+def test_a_server_that_someone_stopped_meanwhile_says_who(boot, wait):
+    started = boot(command=SLEEP, log="")
+    first = wait(started, slice=0.1)
+    write_state(started.paths.state, {**started.state, "stopped_by": "bob@desk", "stopped_at": "2026-01-01T00:00:00Z"})
+    started.process.kill()
+    answer = wait(started, timeline=first["timeline"])
+    assert (answer["outcome"], answer["cause_id"]) == ("died", "stopped")
+    assert answer["cause"] == "it was stopped by bob@desk at 2026-01-01T00:00:00Z"
 
 
 def test_the_kernels_word_on_a_kill_is_the_cause(boot, wait, module, tmp_path, monkeypatch):

@@ -113,7 +113,7 @@ def test_a_state_comes_back_as_it_was_written(tmp_path):
     path = tmp_path / "state.json"
     write_state(path, {"name": "n-gpu0", "env": {"A": "é"}})
     assert read_state(path) == {"schema": 1, "name": "n-gpu0", "env": {"A": "é"}}
-    assert mode(path) == 0o644
+    assert mode(path) == 0o600
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "garbage", '"text"', "[1]", "null", '{"a": 1'])

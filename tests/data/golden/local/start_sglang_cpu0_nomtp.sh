@@ -21,4 +21,3 @@ exec /srv/sglang/engine/bin/python -m sglang.launch_server \
   --mem-fraction-static 0.85 \
   --reasoning-parser qwen3 \
   --sleep-on-idle
-

@@ -22,4 +22,3 @@ exec /opt/sglang/venv/bin/python -m sglang.launch_server \
   --speculative-eagle-topk 1 \
   --speculative-num-draft-tokens 4 \
   --speculative-num-steps 3
-

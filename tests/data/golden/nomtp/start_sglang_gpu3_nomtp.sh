@@ -18,4 +18,3 @@ exec /opt/sglang/venv/bin/python -m sglang.launch_server \
   --max-running-requests 48 \
   --mem-fraction-static 0.85 \
   --reasoning-parser qwen3
-
