@@ -15,6 +15,18 @@ from ansible.utils.display import Display
 RECONNECT_SECONDS = 180
 RECONNECT_PAUSE = 3
 
+# What a server does in a stage, for a person who waits with it.
+DOES = {
+    "import": "starting Python and reading the model's configuration",
+    "weights": "loading weights",
+    "state pool": "allocating the state pool",
+    "KV pool": "allocating the KV pool",
+    "graph capture": "capturing CUDA graphs",
+    "host pools": "allocating host memory",
+    "warm-up": "answering its own first request",
+    "ready": "waiting for a first answer from us",
+}
+
 display = Display()
 
 
@@ -55,14 +67,11 @@ class ActionModule(ActionBase):
 
 
 def progress(name, answer):
-    """One line of progress: who, since when, what it does, and what it waits for."""
+    """One line of progress: who, how long after the launch, the stage and what it does there, and for how long already."""
     stage, elapsed = answer["stage"], answer["elapsed"]
-    inside = elapsed - answer["timeline"][-1]["at_s"]
     text = f"{name}  +{elapsed:.0f}s  {stage}"
     if answer.get("outcome") == "ready":
         return text
-    if inside >= 1:
-        text += f" for {inside:.0f}s"
-    if answer.get("waits_for"):
-        text += f" ({answer['waits_for']})"
-    return text
+    text += f": {answer.get('waits_for') or DOES.get(stage, stage)}"
+    inside = elapsed - answer["timeline"][-1]["at_s"]
+    return f"{text}, for {inside:.0f}s" if inside >= 1 else text

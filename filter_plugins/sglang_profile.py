@@ -303,6 +303,11 @@ def _engine_release(name, engine, found, releases):
             f"{name}: the engine at {engine['venv']} is SGLang {actual} and the inventory says {declared}:"
             " correct sglang_engine_release, or point sglang_engine_venv to the right one"
         )
+    if actual and found.get("requests", True) is None:
+        raise AnsibleFilterError(
+            f"{name}: the engine at {engine['venv']} has no Python package requests, which the fleet's modules speak HTTP with:"
+            f" {engine['venv']}/bin/python -m pip install requests"
+        )
     return actual or declared or str(releases["known"][-1])
 
 

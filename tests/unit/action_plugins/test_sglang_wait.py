@@ -77,7 +77,11 @@ def test_slices_go_on_until_it_is_ready(run, plugin):
         answer("weights", 20.0)["timeline"],
     ]
     assert all(args["root"] == "/r" for args in asked)
-    assert plugin.shown == ["n-gpu0  +10s  weights for 5s", "n-gpu0  +20s  weights for 5s", "n-gpu0  +62s  ready"]
+    assert plugin.shown == [
+        "n-gpu0  +10s  weights: loading weights, for 5s",
+        "n-gpu0  +20s  weights: loading weights, for 5s",
+        "n-gpu0  +62s  ready",
+    ]
 
 
 def test_every_is_thirty_seconds_unless_told(run):
@@ -132,11 +136,14 @@ def test_a_connection_that_came_back_has_all_its_time_again(run, plugin):
 @pytest.mark.parametrize(
     ("told", "text"),
     [
-        ({"stage": "weights", "elapsed": 12.4, "timeline": [{"at_s": 12.0}]}, "n  +12s  weights"),
-        ({"stage": "weights", "elapsed": 75.0, "timeline": [{"at_s": 0.0}, {"at_s": 12.0}]}, "n  +75s  weights for 63s"),
+        ({"stage": "weights", "elapsed": 12.4, "timeline": [{"at_s": 12.0}]}, "n  +12s  weights: loading weights"),
+        (
+            {"stage": "weights", "elapsed": 75.0, "timeline": [{"at_s": 0.0}, {"at_s": 12.0}]},
+            "n  +75s  weights: loading weights, for 63s",
+        ),
         (
             {"stage": "ready", "elapsed": 75.0, "timeline": [{"at_s": 70.0}], "waits_for": "connection refused"},
-            "n  +75s  ready for 5s (connection refused)",
+            "n  +75s  ready: connection refused, for 5s",
         ),
         ({"stage": "ready", "elapsed": 75.0, "timeline": [{"at_s": 70.0}], "outcome": "ready"}, "n  +75s  ready"),
     ],

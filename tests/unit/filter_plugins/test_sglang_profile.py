@@ -361,6 +361,14 @@ def test_the_release_found_must_be_the_one_declared(request_for):
     assert launch_spec(request_for(found={"engine": {"release": "0.5.17"}}))["release"] == "0.5.17"
 
 
+def test_an_engine_without_requests_is_refused_with_the_command_that_helps(request_for):
+    found = {"engine": {"release": "0.5.17", "requests": None}}
+    assert refusal(launch_spec, request_for(found=found)) == (
+        "node1-gpu0: the engine at /opt/venv has no Python package requests, which the fleet's modules speak HTTP with:"
+        " /opt/venv/bin/python -m pip install requests"
+    )
+
+
 def test_without_any_release_the_newest_known_is_planned_for(request_for, fleet_data):
     assert launch_spec(request_for(engine=engine(release="")))["release"] == fleet_data["sglang_releases"]["known"][-1]
 
