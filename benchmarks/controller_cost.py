@@ -104,7 +104,7 @@ class Servers:
 
     def end_by_hand(self):
         for node in self.nodes:
-            node.run("for file in /srv/byhand/*.pid; do kill -9 -- -$(cat $file); done; rm -rf /srv/byhand", check=False)
+            node.run("for file in /srv/byhand/*.pid; do kill -9 -$(cat $file); done; rm -rf /srv/byhand")
 
     def forget_connections(self):
         """Every run opens its connections anew."""

@@ -28,8 +28,8 @@ timed() {  # WHAT COMMAND...: run it and print a row of the table
   printf '%-28s %8s %12s\n' "$what" "$seconds" "$load"
 }
 
-quiet() {  # let what came before leave the load, for up to four minutes
-  for _ in $(seq 48); do
+quiet() {  # let what came before leave the load, for up to a minute
+  for _ in $(seq 12); do
     awk '{ exit $1 >= 1 }' /proc/loadavg && return
     sleep 5
   done

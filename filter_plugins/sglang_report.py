@@ -43,26 +43,26 @@ def deploy_report(servers):
     or what failed before it; empty where nothing was waited for), ``benchmark`` (``runs`` and ``measured_at`` of role
     sglang_benchmark, or empty) and ``benchmark_error``.
     """
-    running, stages, speeds, notes = [], {}, [], []
-    waited = any(server.get("outcome") for server in _servers(servers))
-    for server in _servers(servers):
+    servers = _servers(servers)
+    running, capacity, stages, speeds, notes = [], [], {}, [], []
+    for server in servers:
         name, spec, outcome = server["name"], server.get("spec") or {}, server.get("outcome") or {"state": "not reached"}
         ready = outcome["state"] == "ready"
-        figures = (outcome.get("figures") or {}) if ready else {}
-        running.append(
-            [
-                name,
-                spec.get("url"),
-                spec.get("profile"),
-                outcome["state"],
-                outcome.get("pid") if ready else None,
-                outcome["timeline"][-1]["at_s"] if ready else None,
-                figures.get("kv_tokens"),
-                outcome.get("cap") if ready else None,
-            ]
-        )
+        pid = outcome.get("pid") if ready else None
+        running.append([name, spec.get("url"), spec.get("profile"), outcome["state"], pid])
         if ready:
-            stages[name] = outcome["stage_seconds"]
+            figures = outcome.get("figures") or {}
+            stages[name] = {"ready": outcome["timeline"][-1]["at_s"], **outcome["stage_seconds"]}
+            capacity.append(
+                [
+                    name,
+                    outcome.get("cap"),
+                    spec.get("asked_running"),
+                    figures.get("kv_tokens"),
+                    figures.get("state_slots"),
+                    figures.get("available_gib"),
+                ]
+            )
             notes += capped(name, spec.get("asked_running"), outcome.get("cap"), figures)
         elif outcome["state"] == "failed":
             notes.append(f"{name} FAILED: {outcome['msg']}")
@@ -73,16 +73,25 @@ def deploy_report(servers):
             speeds.append([name, run["concurrency"], *shown, benchmark.get("measured_at")])
         if server.get("benchmark_error"):
             notes.append(f"{name} serves, but its benchmark failed: {server['benchmark_error']}")
-    headers = ["server", "URL", "profile", "state", "pid", "ready s", "KV tokens", "max running"]
-    parts = [table(running, headers)] if waited else []
+    parts = []
+    if any(server.get("outcome") for server in servers):
+        parts.append(table(running, ["server", "URL", "profile", "state", "pid"]))
+    if capacity:
+        headers = ["server", "max running", "asked", "KV tokens", "state slots", "free GiB"]
+        parts.append("What each can hold\n" + table(capacity, headers))
     if stages:
         names = list(dict.fromkeys(stage for spent in stages.values() for stage in spent))
         rows = [[name, *(spent.get(stage) for stage in names)] for name, spent in stages.items()]
-        parts.append("Seconds by stage\n" + table(rows, ["server", *names]))
+        parts.append("Seconds to ready, and in each stage\n" + table(rows, ["server", *(short(name) for name in names)]))
     if speeds:
         headers = ["server", "at once", "tok/s", "TTFT", "TPOT", "accepted", "measured"]
         parts.append("Benchmark (TTFT and TPOT: median, ms)\n" + table(speeds, headers))
     return "\n\n".join(parts + notes)
+
+
+def short(stage):
+    """A stage's name as narrow as a table needs it."""
+    return {"state pool": "state", "KV pool": "KV", "graph capture": "graphs", "host pools": "host"}.get(stage, stage)
 
 
 def capped(name, asked, got, figures):
@@ -97,43 +106,31 @@ def capped(name, asked, got, figures):
 
 def status_report(status):
     """The state of a fleet (filter sglang_fleet_status), as text."""
-    servers, notes = [], []
+    states, loads, notes = [], [], []
     for server in _servers(status["servers"]):
-        state = server["state"]
+        name, state = server["name"], server["state"]
         if state == "starting":
-            state = f"starting: {server['stage']}"
-        busy = None if server["running"] is None else f"{server['running']}/{server['waiting']}"
-        servers.append(
+            state = f"starting: {short(server['stage'])}"
+        drifted = "yes" if server["drift"] else "no" if server["pid"] else None
+        up = duration(server["uptime_s"])
+        states.append([name, state, server["profile"], server["release"], server["pid"], up, drifted])
+        loads.append(
             [
-                server["name"],
-                state,
-                server["profile"],
-                server["release"],
-                server["pid"],
-                duration(server["uptime_s"]),
-                busy,
+                name,
+                server["running"],
+                server["waiting"],
                 server["cap"],
                 server["output_tok_s"],
+                server["accept_length"],
+                None if server["token_usage"] is None else f"{100 * server['token_usage']:.0f} %",
+                server["gpu_memory_gib"],
+                server["host_rss_gib"],
             ]
         )
-        for detail in [server["detail"], *server["drift"]]:
-            if detail:
-                notes.append(f"{server['name']}: {detail}")
-    memory = [
-        [
-            server["name"],
-            None if server["token_usage"] is None else f"{100 * server['token_usage']:.0f} %",
-            server["kv_tokens"],
-            server["accept_length"],
-            server["gpu_memory_gib"],
-            server["host_rss_gib"],
-            "yes" if server["drift"] else "no" if server["state"] == "ready" else None,
-        ]
-        for server in status["servers"]
-    ]
+        notes += [f"{name}: {detail}" for detail in [server["detail"], *server["drift"]] if detail]
     parts = [
-        table(servers, ["server", "state", "profile", "release", "pid", "up", "run/wait", "cap", "tok/s"]),
-        table(memory, ["server", "KV used", "KV tokens", "accepted", "GPU GiB", "RSS GiB", "drift"]),
+        table(states, ["server", "state", "profile", "release", "pid", "up", "drift"]),
+        table(loads, ["server", "run", "wait", "cap", "tok/s", "accepted", "KV used", "GPU GiB", "RSS GiB"]),
     ]
     return "\n\n".join(parts + (["\n".join(notes)] if notes else []))
 

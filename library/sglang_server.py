@@ -138,6 +138,10 @@ launch_sha256:
   description: Figure of command line, environment and keys; equal figures need no restart.
   returned: for checked and started
   type: str
+would_change:
+  description: Whether V(started) would change anything.
+  returned: for checked
+  type: bool
 running:
   description: Profile and start time of what ran before the task, or null.
   returned: always
@@ -618,7 +622,8 @@ def ensure_started(module, server):
         result["diff"] = script_diff(server)
     if module.check_mode or params["state"] == "checked":
         if params["state"] == "checked":
-            result.update(changed=False, would_change=not same or script_changed, diff=[])
+            cut = bool(server.state.get("launching"))  # a start that is still to be written down
+            result.update(changed=False, would_change=not same or script_changed or cut, diff=[])
         return result
     write_files(server)
     if same and server.state.get("launching"):
