@@ -70,7 +70,7 @@ def deploy_report(servers):
         for run in benchmark.get("runs") or []:
             figures = [run["output_tok_s"], run["ttft_ms"]["median"], run["tpot_ms"]["median"], run.get("accept_length")]
             shown = [None if figure is None else f"{figure:.1f}" for figure in figures]
-            speeds.append([name, run["concurrency"], *shown, benchmark.get("measured_at")])
+            speeds.append([name, run["concurrency"], *shown, moment(benchmark.get("measured_at"))])
         if server.get("benchmark_error"):
             notes.append(f"{name} serves, but its benchmark failed: {server['benchmark_error']}")
     parts = []
@@ -133,6 +133,11 @@ def status_report(status):
         table(loads, ["server", "run", "wait", "cap", "tok/s", "accepted", "KV used", "GPU GiB", "RSS GiB"]),
     ]
     return "\n\n".join(parts + (["\n".join(notes)] if notes else []))
+
+
+def moment(utc):
+    """A record's time as narrow as a table needs it: 2026-11-29T16:14:54Z as 11-29 16:14Z."""
+    return f"{utc[5:10]} {utc[11:16]}Z" if utc else None
 
 
 def duration(seconds):

@@ -67,8 +67,8 @@ def test_a_benchmark_has_its_figures():
     text = deploy_report([{"name": "n-gpu0", "spec": SPEC, "outcome": ready(), "benchmark": benchmark}])
     lines = [line.split() for line in text.partition("Benchmark (TTFT and TPOT: median, ms)\n")[2].splitlines()]
     assert lines[2:4] == [
-        ["n-gpu0", "8", "404.5", "51.3", "9.0", "-", "2026-01-01T00:00:00Z"],
-        ["n-gpu0", "16", "404.5", "51.3", "9.0", "2.5", "2026-01-01T00:00:00Z"],
+        ["n-gpu0", "8", "404.5", "51.3", "9.0", "-", "01-01", "00:00Z"],
+        ["n-gpu0", "16", "404.5", "51.3", "9.0", "2.5", "01-01", "00:00Z"],
     ]
 
 
@@ -120,7 +120,7 @@ def test_the_state_of_a_fleet():
     assert text.splitlines()[-2:] == ["n-gpu1: its process is gone", "n-gpu2: cap: 1 -> 2"]
 
 
-TERMINAL, INDENTED = 80, 4
+TERMINAL, INDENTED = 80, 8
 ALL_STAGES = ("import", "weights", "state pool", "KV pool", "graph capture", "host pools", "warm-up")
 
 
