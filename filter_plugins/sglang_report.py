@@ -110,7 +110,7 @@ def status_report(status):
     for server in _servers(status["servers"]):
         name, state = server["name"], server["state"]
         if state == "starting":
-            state = f"starting: {short(server['stage'])}"
+            state = f"starting {short(server['stage'])}"
         drifted = "yes" if server["drift"] else "no" if server["pid"] else None
         up = duration(server["uptime_s"])
         states.append([name, state, server["profile"], server["release"], server["pid"], up, drifted])

@@ -112,7 +112,7 @@ def test_the_state_of_a_fleet():
     told = rows(text, "server")
     assert told["n-gpu0"] == ["ready", "nomtp", "0.5.17", "4242", "2h03m", "no"]
     assert told["n-gpu1"] == ["dead", *["-"] * 5]
-    assert told["n-gpu2"][0] == "starting: weights" and told["n-gpu2"][-1] == "yes"
+    assert told["n-gpu2"][0] == "starting weights" and told["n-gpu2"][-1] == "yes"
     load = rows(text.split("\n\n")[1], "server")
     assert load["n-gpu0"] == ["3", "1", "18", "812.4", "-", "26 %", "84.0", "3.1"]
     assert load["n-gpu1"] == ["-"] * 8
