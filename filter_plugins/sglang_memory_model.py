@@ -1,0 +1,379 @@
+# Copyright: sglang-fleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A model's config.json as the numbers that memory depends on: layers, heads, head sizes, states, parameters.
+
+Read by sglang_memory.py. The sources of what is here are SGLang's ``configs/model_config.py`` (which layers and heads
+get KV), ``configs/mamba_utils.py`` (shapes of the states) and ``configs/hybrid_arch.py`` (which classes are hybrid).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ansible.errors import AnsibleFilterError, AnsibleTypeError
+
+DENSE = {
+    "ArceeForCausalLM", "BaichuanForCausalLM", "CohereForCausalLM", "Ernie4_5_ForCausalLM", "Ernie4_5_MoeForCausalLM",
+    "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "Glm4ForCausalLM",
+    "Glm4MoeForCausalLM", "Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration", "GraniteForCausalLM",
+    "GraniteMoeForCausalLM", "InternLM2ForCausalLM", "InternLM3ForCausalLM", "LlamaForCausalLM", "MiMoForCausalLM",
+    "MiniMaxM2ForCausalLM", "MistralForCausalLM", "Mistral3ForConditionalGeneration", "MixtralForCausalLM",
+    "OlmoForCausalLM", "Olmo2ForCausalLM", "OlmoeForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM",
+    "Qwen2MoeForCausalLM", "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen3ForCausalLM",
+    "Qwen3ForSequenceClassification", "Qwen3MoeForCausalLM", "Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration", "SeedOssForCausalLM", "StableLmForCausalLM", "Starcoder2ForCausalLM",
+}  # fmt: skip
+MLA = {
+    "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Glm4MoeLiteForCausalLM",
+    "GlmMoeDsaForCausalLM", "KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration",
+    "MistralLarge3ForCausalLM", "LongcatFlashForCausalLM", "MiniCPM3ForCausalLM",
+}  # fmt: skip
+DSA = {"DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "LongcatFlashForCausalLM",
+       "MistralLarge3ForCausalLM"}  # fmt: skip
+GEMMA4 = {"Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration"}
+MIMO_V2 = {"MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM", "MiMoV2ForConditionalGeneration"}
+WINDOWED = {"GptOssForCausalLM", "LagunaForCausalLM", "Llama4ForConditionalGeneration", "MellumForCausalLM",
+            *GEMMA4, *MIMO_V2}  # fmt: skip
+GATED_DELTA = {"Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3_5ForConditionalGeneration",
+               "Qwen3_5MoeForConditionalGeneration", "InternS2PreviewForConditionalGeneration"}  # fmt: skip
+MAMBA2 = {"FalconH1ForCausalLM", "GraniteMoeHybridForCausalLM", "NemotronHForCausalLM", "NemotronHPuzzleForCausalLM"}
+KDA = {"KimiLinearForCausalLM", "KimiK3ForConditionalGeneration"}
+# Their multi-token-prediction head is loaded with the model's own path as draft path (speculative_hook.py).
+DRAFT_IS_TARGET = {"DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM",
+                   "GlmMoeDsaForCausalLM", "MistralLarge3ForCausalLM"}  # fmt: skip
+# Their text config is inside another one, and so is what it says of the head.
+NESTED_HEAD = {"Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"}
+KNOWN = DENSE | MLA | WINDOWED | GATED_DELTA | MAMBA2 | KDA
+# Read when a file names no class (hand-written geometry): the nearest class by the keys that only it has.
+BY_MODEL_TYPE = {
+    "qwen3_5": "Qwen3_5ForConditionalGeneration", "qwen3_5_text": "Qwen3_5ForConditionalGeneration",
+    "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration", "qwen3_next": "Qwen3NextForCausalLM",
+    "llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM", "mistral": "MistralForCausalLM", "mixtral": "MixtralForCausalLM",
+    "gpt_oss": "GptOssForCausalLM", "gemma4": "Gemma4ForConditionalGeneration", "nemotron_h": "NemotronHForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM", "kimi_linear": "KimiLinearForCausalLM",
+}  # fmt: skip
+
+
+class State(NamedTuple):
+    """The fixed state that linear-attention and Mamba layers hold for every slot."""
+
+    layers: int
+    heads: int
+    head_dim: int
+    state_size: int
+    groups: int
+    kernel: int
+    kda: bool = False
+    dtype: str | None = None
+
+    def elements(self, tp):
+        """``(conv, ssm)`` elements of one slot of one layer on one of ``tp`` ranks."""
+        if self.heads % tp:
+            raise AnsibleFilterError(
+                f"tensor-parallel size {tp} does not divide the model's {self.heads} state heads; take a size that divides them"
+            )
+        # Groups that do not divide are repeated until every rank has one (mamba_utils.py).
+        groups = self.groups if self.groups % tp == 0 else tp
+        return (
+            (self.heads * self.head_dim + 2 * groups * self.state_size) // tp * (self.kernel - 1),
+            self.heads // tp * self.head_dim * self.state_size,
+        )
+
+
+class Model(NamedTuple):
+    """What a plan needs of a model; sizes are of the whole model, before tensor parallelism."""
+
+    arch: str
+    text: dict
+    layers: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    latent_dim: int = 0
+    rope_dim: int = 0
+    index_dim: int = 0
+    swa_layers: int = 0
+    swa_heads: int = 0
+    swa_dim: int = 0
+    window: int = 0
+    state: State | None = None
+    multimodal: bool = False
+    warnings: tuple = ()
+
+    def kv_elements(self, tp):
+        """KV elements a token of one full-attention layer."""
+        return self.latent_dim + self.rope_dim or max(1, self.kv_heads // tp) * (self.head_dim + self.v_head_dim)
+
+    def swa_elements(self, tp):
+        return max(1, self.swa_heads // tp) * self.swa_dim
+
+    @property
+    def nextn_layers(self):
+        """Layers of the model's own multi-token-prediction head, as far as SGLang's price of a token knows of them."""
+        return optional(self.text, "num_nextn_predict_layers")
+
+    def active_indexers(self):
+        """DSA layers that hold index keys; the others reuse those of a layer before them (dsa_layer_skips_topk)."""
+        text, layers = self.text, range(self.layers)
+        if isinstance(text.get("indexer_types"), list):
+            return sum(kind != "shared" for kind in text["indexer_types"][: self.layers])
+        if text.get("index_topk_pattern"):
+            return sum(letter != "S" for letter in text["index_topk_pattern"][: self.layers])
+        every, offset = optional(text, "index_topk_freq", 1), optional(text, "index_skip_topk_offset", 2)
+        return sum(max(layer - offset + 1, 0) % every == 0 for layer in layers)
+
+
+def integer(text, key, least=1):
+    """``text[key]`` as a count; an error that names a key that is missing or wrong."""
+    value = text.get(key)
+    if value is None:
+        raise AnsibleFilterError(f"the model config has no {key}; give the model's whole config.json")
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise AnsibleTypeError(f"{key} in the model config is {value!r}; expected a whole number")
+    if value < least:
+        raise AnsibleFilterError(f"{key} in the model config is {value}; expected at least {least}")
+    return value
+
+
+def optional(text, key, default=0):
+    """``text[key]`` as a count where there is one."""
+    return integer(text, key, 0) or default if text.get(key) is not None else default
+
+
+def listed(text, key):
+    value = text.get(key)
+    if not isinstance(value, (list, tuple, str)) or not value:
+        raise AnsibleFilterError(f"the model config has no list {key}; give the model's whole config.json")
+    return value
+
+
+def architecture(config, text):
+    """``(class name, warnings)``."""
+    named = config.get("architectures") or text.get("architectures")
+    if named:
+        arch = named[0] if isinstance(named, (list, tuple)) else named
+        if arch not in KNOWN:
+            raise AnsibleFilterError(f"model class {arch} is not one whose memory is known here; plan it by a boot")
+        return arch, []
+    kind = config.get("model_type") or text.get("model_type")
+    if kind in BY_MODEL_TYPE:
+        arch = BY_MODEL_TYPE[kind]
+    elif kind:
+        raise AnsibleFilterError(f"model type {kind} is not one whose memory is known here; plan it by a boot")
+    elif text.get("linear_num_value_heads"):
+        arch = "Qwen3NextForCausalLM"
+    elif text.get("linear_attn_config"):
+        arch = "KimiLinearForCausalLM"
+    elif text.get("hybrid_override_pattern"):
+        arch = "NemotronHForCausalLM"
+    elif text.get("num_linear_attention_layers") or text.get("num_sliding_attention_layers"):
+        raise AnsibleFilterError("the model config has no architectures and no layer_types; give the whole config.json")
+    elif text.get("kv_lora_rank"):
+        arch = "DeepseekV3ForCausalLM"
+    else:
+        arch = "LlamaForCausalLM"
+    return arch, [f"the model config names no class; its keys are those of {arch}"]
+
+
+def windowed(arch, text):
+    """Sliding-window layers: their number, heads, K+V size and window, and what the full layers become."""
+    layers = integer(text, "num_hidden_layers")
+    if arch in MIMO_V2:
+        sliding = sum(x == 1 for x in listed(text, "hybrid_layer_pattern")[:layers])
+    elif arch == "Llama4ForConditionalGeneration":
+        sliding = layers - layers // 4
+    else:
+        sliding = sum(x == "sliding_attention" for x in listed(text, "layer_types")[:layers])
+    heads, dim = integer(text, "num_key_value_heads"), head_size(text)
+    full = {"layers": layers - sliding}
+    if arch in GEMMA4:
+        # Its base keys are those of the sliding layers; `global` keys those of the full ones.
+        full["kv_heads"] = optional(text, "num_global_key_value_heads", heads)
+        full["head_dim"] = full["v_head_dim"] = optional(text, "global_head_dim", dim)
+    swa_dim = optional(text, "swa_head_dim", dim)
+    swa = {
+        "swa_layers": sliding,
+        "swa_heads": optional(text, "swa_num_key_value_heads", heads),
+        "swa_dim": swa_dim + optional(text, "swa_v_head_dim", swa_dim),
+        "window": optional(text, "sliding_window") or optional(text, "attention_chunk_size"),
+    }
+    return {**full, **swa}
+
+
+def gated_delta(text):
+    layers, every = integer(text, "num_hidden_layers"), optional(text, "full_attention_interval", 4)
+    kinds = text.get("layer_types")
+    linear = sum(x == "linear_attention" for x in kinds[:layers]) if kinds else layers - layers // every
+    # 128 and 4 are what the config class itself fills in (configs/qwen3_next.py).
+    return layers - linear, State(
+        layers=linear,
+        heads=integer(text, "linear_num_value_heads"),
+        head_dim=optional(text, "linear_value_head_dim", 128),
+        state_size=optional(text, "linear_key_head_dim", 128),
+        groups=integer(text, "linear_num_key_heads"),
+        kernel=optional(text, "linear_conv_kernel_dim", 4),
+        dtype=text.get("mamba_ssm_dtype"),
+    )
+
+
+def mamba2(arch, text):
+    if arch.startswith("Nemotron"):
+        blocks = text.get("layers_block_type")
+        if blocks:
+            linear, full = (sum(x == kind for x in blocks) for kind in ("mamba", "attention"))
+        else:
+            pattern = listed(text, "hybrid_override_pattern")
+            linear, full = (sum(x == letter for x in pattern) for letter in "M*")
+        return full, State(
+            layers=linear,
+            heads=integer(text, "mamba_num_heads"),
+            head_dim=integer(text, "mamba_head_dim"),
+            state_size=integer(text, "ssm_state_size"),
+            groups=integer(text, "n_groups"),
+            kernel=integer(text, "conv_kernel"),
+            dtype=text.get("mamba_ssm_dtype"),
+        )
+    layers = integer(text, "num_hidden_layers")
+    if arch.startswith("Falcon"):  # every layer has both
+        linear = full = layers
+    else:
+        linear = sum(x == "mamba" for x in listed(text, "layer_types")[:layers])
+        full = layers - linear
+    return full, State(
+        layers=linear,
+        heads=integer(text, "mamba_n_heads"),
+        head_dim=integer(text, "mamba_d_head"),
+        state_size=integer(text, "mamba_d_state"),
+        groups=integer(text, "mamba_n_groups"),
+        kernel=integer(text, "mamba_d_conv"),
+        dtype=text.get("mamba_ssm_dtype") if arch.startswith("Falcon") else None,
+    )
+
+
+def kimi_delta(text):
+    linear = text.get("linear_attn_config")
+    if not isinstance(linear, Mapping):
+        raise AnsibleFilterError("the model config has no linear_attn_config; give the model's whole config.json")
+    layers = integer(text, "num_hidden_layers")
+    kda = sum(1 <= layer <= layers for layer in listed(linear, "kda_layers"))
+    heads, dim = integer(linear, "num_heads"), integer(linear, "head_dim")
+    return layers - kda, State(kda, heads, dim, dim, heads, integer(linear, "short_conv_kernel_size"), kda=True)
+
+
+def head_size(text):
+    size = optional(text, "head_dim") or optional(text, "attention_head_dim")
+    if size:
+        return size
+    return integer(text, "hidden_size") // integer(text, "num_attention_heads")
+
+
+def read_model(config):
+    """config.json as a :class:`Model`."""
+    if not isinstance(config, Mapping):
+        raise AnsibleTypeError(f"the model config is a {type(config).__name__}; expected the mapping of a config.json")
+    inner = next((config[key] for key in ("text_config", "llm_config") if isinstance(config.get(key), Mapping)), None)
+    text = dict(inner or config)
+    arch, warnings = architecture(config, text)
+    more = {
+        "layers": None if arch.startswith("Nemotron") else integer(text, "num_hidden_layers"),
+        "multimodal": "vision_config" in config or "audio_config" in config,
+    }
+    if arch in GATED_DELTA:
+        more["layers"], more["state"] = gated_delta(text)
+    elif arch in MAMBA2:
+        more["layers"], more["state"] = mamba2(arch, text)
+    elif arch in KDA:
+        more["layers"], more["state"] = kimi_delta(text)
+    if arch in MLA | KDA:
+        more["latent_dim"], more["rope_dim"] = integer(text, "kv_lora_rank"), integer(text, "qk_rope_head_dim", 0)
+        if arch == "LongcatFlashForCausalLM":  # two attentions a layer
+            more["layers"] *= 2
+        if arch in DSA and text.get("index_topk") is not None:
+            more["index_dim"] = integer(text, "index_head_dim")
+        more.update(kv_heads=1, head_dim=0, v_head_dim=0)
+    else:
+        dim = head_size(text)
+        heads = text.get("num_key_value_heads")
+        more["kv_heads"] = integer(text, "num_attention_heads" if heads is None else "num_key_value_heads")
+        more.update(head_dim=dim, v_head_dim=optional(text, "v_head_dim", dim))
+    if arch in WINDOWED:
+        more.update(windowed(arch, text))
+    if more.get("state") and not more["state"].layers:
+        more["state"] = None
+    return Model(arch=arch, text=text, warnings=tuple(warnings), **more)
+
+
+def attention_parameters(model, heads_key="num_attention_heads"):
+    """Parameters of one full-attention layer."""
+    text, hidden = model.text, integer(model.text, "hidden_size")
+    heads = integer(text, heads_key)
+    if model.latent_dim:
+        nope, rope = integer(text, "qk_nope_head_dim"), model.rope_dim
+        value, query = integer(text, "v_head_dim"), text.get("q_lora_rank")
+        wide = heads * (nope + rope)
+        to_query = hidden * query + query * wide if query else hidden * wide
+        latent = model.latent_dim
+        return to_query + hidden * (latent + rope) + latent * heads * (nope + value) + heads * value * hidden
+    # Gated DeltaNet models gate their attention's output with as many values as the query has.
+    gate = 2 if model.arch in GATED_DELTA else 1
+    queries, kv = heads * model.head_dim, model.kv_heads * (model.head_dim + model.v_head_dim)
+    return hidden * (gate * queries + kv) + heads * model.v_head_dim * hidden
+
+
+def feed_forward_parameters(text):
+    """``(dense, mixture)`` parameters of one layer's feed-forward part."""
+    hidden = integer(text, "hidden_size")
+    dense = 3 * hidden * (text.get("intermediate_size") or 0)
+    experts = next((text[k] for k in ("num_experts", "n_routed_experts", "num_local_experts") if text.get(k)), 0)
+    if not experts:
+        return dense, 0
+    width = text.get("moe_intermediate_size") or text.get("intermediate_size") or 0
+    shared = text.get("shared_expert_intermediate_size") or width * (text.get("n_shared_experts") or 0)
+    return dense, 3 * hidden * (width * experts + shared) + hidden * experts
+
+
+def count_parameters(model, config):
+    """``(target, draft)`` parameters as the config tells them, or None with a reason for what it does not tell.
+
+    Norms and biases are left out: less than a thousandth.
+    """
+    text, arch = model.text, model.arch
+    if arch in KDA | MAMBA2 | MIMO_V2 | GEMMA4 or arch == "Llama4ForConditionalGeneration":
+        return None, f"{arch}'s parameters are not told by its config"
+    missing = [key for key in ("vocab_size", "hidden_size") if not text.get(key)]
+    if missing:
+        return None, f"the model config has no {missing[0]}"
+    hidden, layers = text["hidden_size"], integer(text, "num_hidden_layers")
+    embedding = text["vocab_size"] * hidden
+    tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
+    dense, mixture = feed_forward_parameters(text)
+    if not dense and not mixture:
+        return None, "the model config has no intermediate_size"
+    first_dense = text.get("first_k_dense_replace") or 0
+    feed = first_dense * dense + (layers - first_dense) * mixture if mixture else layers * dense
+    full = layers - model.state.layers if model.state else layers
+    total = embedding * (1 if tied else 2) + feed + full * attention_parameters(model)
+    if model.state:
+        state = model.state
+        keys, values = state.groups * state.state_size, state.heads * state.head_dim
+        # q, k, v, the output's gate; two small gates a head; the way back.
+        total += state.layers * (hidden * (2 * keys + 2 * values + 2 * state.heads) + values * hidden)
+    vision = config.get("vision_config")
+    if isinstance(vision, Mapping) and vision.get("depth") and vision.get("hidden_size"):
+        side = vision["hidden_size"]
+        blocks = vision["depth"] * (4 * side * side + 2 * side * (vision.get("intermediate_size") or 4 * side))
+        merged = side * (vision.get("spatial_merge_size") or 1) ** 2
+        total += blocks + merged * (merged + (vision.get("out_hidden_size") or hidden))
+    # A multi-token-prediction head: two hidden states become one, one layer, its own embedding and output head.
+    draft = 2 * hidden * hidden + attention_parameters(model) + (mixture or dense) + 2 * embedding
+    return (total, draft), None
+
+
+class FilterModule:
+    """No filter of its own: this file is read by sglang_memory.py, and Ansible loads every file of this folder."""
+
+    def filters(self):
+        return {}
