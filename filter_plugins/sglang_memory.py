@@ -18,7 +18,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from ansible.errors import AnsibleFilterError, AnsibleTypeError
 
 
 def _beside(name):
@@ -33,6 +32,7 @@ def _beside(name):
 
 sizing = _beside("sglang_memory_sizes")
 models = sizing.models
+AnsibleFilterError, AnsibleTypeError = models.AnsibleFilterError, models.AnsibleTypeError
 NEWEST = sizing.NEWEST
 GIB = sizing.GIB
 GB = sizing.GB

@@ -12,7 +12,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ansible.errors import AnsibleFilterError, AnsibleTypeError
+try:
+    from ansible.errors import AnsibleFilterError, AnsibleTypeError
+except ImportError:  # arithmetic that a script may ask without Ansible
+
+    class AnsibleFilterError(Exception):
+        """What Ansible's own would say."""
+
+    class AnsibleTypeError(AnsibleFilterError):
+        """What Ansible's own would say."""
+
 
 DENSE = {
     "ArceeForCausalLM", "BaichuanForCausalLM", "CohereForCausalLM", "Ernie4_5_ForCausalLM", "Ernie4_5_MoeForCausalLM",

@@ -17,7 +17,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from ansible.errors import AnsibleFilterError, AnsibleTypeError
 from packaging.version import Version
 
 
@@ -32,6 +31,7 @@ def _beside(name):
 
 
 models = _beside("sglang_memory_model")
+AnsibleFilterError, AnsibleTypeError = models.AnsibleFilterError, models.AnsibleTypeError
 
 GIB = 1 << 30
 GB = 1e9
@@ -85,7 +85,7 @@ def number(what, value, least=None, above=None, most=None, below=None, whole=Fal
     """``value`` as it is, or an error that names it. A bool is not a number, nor is text."""
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         wanted = "a whole number" if whole else "a number"
-        raise AnsibleTypeError(f"{what} is {value!r}; expected {wanted}, not {type(value).__name__}")
+        raise AnsibleTypeError(f"{what} is {value!r}; expected {wanted}")
     bounds = (
         (least is None or value >= least, f"at least {least}"),
         (above is None or value > above, f"above {above}"),

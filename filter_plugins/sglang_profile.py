@@ -18,7 +18,7 @@ from packaging.version import InvalidVersion, Version
 
 PROFILE_KEYS = ("extends", "abstract", "description", "requires", "args", "hybrid_args", "env")
 REQUIRES_KEYS = ("device", "min_release")
-MODEL_KEYS = ("path", "served_name", "hybrid", "args", "env")
+MODEL_KEYS = ("path", "served_name", "hybrid", "config", "args", "env")
 PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
 FLAG_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -289,6 +289,7 @@ def launch_spec(request):
         "flags": lines,
         "argv": [python, "-m", "sglang.launch_server", *(word for line in lines for word in line)],
         "env": {"SGLANG_FLEET_ROOT": root, "SGLANG_FLEET_SERVER": request["name"], **environment},
+        "args": {**chosen, **({"tp-size": own["tp-size"]} if own["tp-size"] else {})},
         "asked_running": chosen.get("max-running-requests"),
         "warnings": _release_warnings(releases, release),
     }

@@ -135,6 +135,96 @@ def status_report(status):
     return "\n\n".join(parts + (["\n".join(notes)] if notes else []))
 
 
+def plan_report(fleet):
+    """A fleet's memory plan (filter sglang_fleet_plan), as text. GiB on the card, GB (1e9 bytes) on the host, a rank each."""
+    if not isinstance(fleet, dict):
+        raise AnsibleTypeError(f"expected the plan of a fleet, got {type(fleet).__name__}")
+    card, requests, notes = [], [], []
+    for name, plan in fleet["servers"].items():
+        state = plan["mamba_conv_gib"] + plan["mamba_ssm_gib"]
+        kv = plan["kv_gib"] + plan["swa_kv_gib"] + plan["draft_kv_gib"]
+        figures = [plan["free_gpu_gib"], plan["weights_gib"], plan["draft_weights_gib"], kv, state, plan["mamba_intermediate_gib"]]
+        card.append([name, *(f"{figure:.2f}" for figure in [*figures, plan["left_gib"]]), "yes" if plan["fits"] else "NO"])
+        slots = plan["mamba_slots"] or None
+        requests.append(
+            [name, plan["max_running_requests"], plan["asked_running"], plan["kv_tokens"], slots, plan["binding"]]
+        )
+    for name, plan in fleet["servers"].items():
+        graphs = (
+            f"{plan['graphs_gib']:.2f} GiB in {plan['graphs_boots']} earlier boot(s)"
+            if plan["graphs_gib"] is not None
+            else "unknown until a first boot of this model, GPU, release and profile"
+        )
+        notes.append((f"free: {plan['free_source']}; weights: from {plan['weights_source']}; graphs and activations: {graphs}", name))
+        notes += [(advice, name) for advice in plan["advice"][:1]]
+        notes += [(f"note: {warning}", name) for warning in plan["warnings"]]
+        if not plan["counted"]:
+            notes.append(("runs already: its host pools are in use and not summed", name))
+    headers = ["server", "free", "weights", "draft", "KV", "state", "spec", "left", "fits"]
+    parts = ["On the card, GiB\n" + table(card, headers)] if card else []
+    if requests:
+        headers = ["server", "max running", "asked", "KV tokens", "slots", "bound by"]
+        parts.append("Requests\n" + table(requests, headers))
+    nodes = [
+        [name, f"{node['host_pools_gb']:.2f}", node["available_gb"], node["cgroup_limit_gb"], "yes" if node["fits"] else "NO"]
+        for name, node in fleet["nodes"].items()
+    ]
+    if nodes:
+        parts.append("On the hosts, GB\n" + table(nodes, ["node", "pools", "available", "limit", "fits"]))
+    parts += ["\n".join(suggested(name, plan["suggestion"])) for name, plan in fleet["servers"].items() if plan["suggestion"]]
+    parts += [f"DOES NOT FIT: {reason}" for reason in fleet["reasons"]]
+    said = {}
+    for note, name in notes:
+        said.setdefault(note, []).append(name)
+    parts.append("\n".join(f"{_who(names, fleet['servers'])}: {note}" for note, names in said.items()))
+    return "\n\n".join(part for part in parts if part) or "Nothing to plan: no selected server is for cuda."
+
+
+def _who(names, everyone):
+    return "all" if len(names) == len(everyone) and len(names) > 1 else ", ".join(names)
+
+
+def suggested(name, suggestion):
+    """Lines for a suggestion: the flags that give what was wanted, or why there are none and what comes nearest."""
+    if suggestion["possible"]:
+        plan = suggestion["plan"]
+        lines = [f"{name}: {plan['max_running_requests']} running, {plan['kv_tokens']} KV tokens, {plan['left_gib']:.2f} GiB left with"]
+        flags, lossy = suggestion["args"], suggestion["lossy"]
+    else:
+        lines = [f"{name}: not on this card: {'; '.join(suggestion['reasons'])}"]
+        nearest = suggestion["nearest"]
+        if not nearest:
+            return lines
+        lines.append(f"  nearest: {nearest['running']} running with")
+        flags, lossy = nearest["args"], nearest["lossy"]
+    lines += [f"    {flag}: {value}" for flag, value in flags.items()] or ["    the flags as they are"]
+    return lines + [f"    costs accuracy: {cost}" for cost in lossy]
+
+
+def boots_report(records):
+    """Planned against observed of the boots of a deploy (filter sglang_boot_record), as text; empty without plans."""
+    rows, notes = [], []
+    for record in _servers(records):
+        compared = {row["figure"]: row for row in record["compared"]}
+        if not compared:
+            continue
+        worst = max(compared.values(), key=lambda row: abs(row["off"]))
+        pairs = [
+            f"{compared[figure]['planned']}/{compared[figure]['observed']}" if figure in compared else None
+            for figure in ("kv_tokens", "mamba_slots", "max_running_requests")
+        ]
+        rows.append([record["server"], *pairs, f"{worst['figure']} {100 * worst['off']:+.1f} %"])
+        notes += [
+            f"{record['server']}: {row['figure']} planned {row['planned']}, observed {row['observed']} ({100 * row['off']:+.1f} %)"
+            for row in record["compared"]
+            if row["warn"]
+        ]
+    if not rows:
+        return ""
+    headers = ["server", "KV tokens", "slots", "running", "farthest off"]
+    return "\n\n".join(["Planned/observed\n" + table(rows, headers), *notes])
+
+
 def moment(utc):
     """A record's time as narrow as a table needs it: 2026-11-29T16:14:54Z as 11-29 16:14Z."""
     return f"{utc[5:10]} {utc[11:16]}Z" if utc else None
@@ -156,4 +246,9 @@ class FilterModule:
     """Registers the filters."""
 
     def filters(self):
-        return {"sglang_deploy_report": deploy_report, "sglang_status_report": status_report}
+        return {
+            "sglang_boots_report": boots_report,
+            "sglang_deploy_report": deploy_report,
+            "sglang_plan_report": plan_report,
+            "sglang_status_report": status_report,
+        }

@@ -54,8 +54,9 @@ engine:
   type: dict
 models:
   description:
-    - By folder, C(config) (its config.json), C(weight_bytes), C(weight_source) (V(index) or V(files)) and C(problem), one
-      sentence when the model can't be loaded, else null.
+    - By folder, C(config) (its config.json), C(weight_bytes) without those of the model's own draft head, C(draft_bytes) of
+      that head, C(weight_source) (V(index) or V(files)) and C(problem), one sentence when the model can't be loaded, else
+      null.
   returned: always
   type: dict
 boot_id:

@@ -142,6 +142,14 @@ would_change:
   description: Whether V(started) would change anything.
   returned: for checked
   type: bool
+restarts:
+  description: Whether V(started) would start a process, and stop the one that runs.
+  returned: for checked
+  type: bool
+holds:
+  description: What the running server gives back when it stops, its C(pids) and C(host_gb) of pinned host memory.
+  returned: for checked
+  type: dict
 running:
   description: Profile and start time of what ran before the task, or null.
   returned: always
@@ -178,6 +186,7 @@ from ansible.module_utils.sglang_process import (
     members,
     orphans,
     send,
+    shared_bytes,
     shared_memory,
     started_unrecorded,
     wait_until,
@@ -592,6 +601,12 @@ def wait_for_gpu(server, pids):
         )
 
 
+def holds(server):
+    """What a running server will give back when it stops: its processes, for the driver's list, and shared host memory."""
+    ours = members(server.params["root"], server.name, server.process.session) if server.process else server.leftovers()
+    return {"pids": [stat.pid for stat in ours], "host_gb": round(max(map(shared_bytes, ours), default=0) / 1e9, 2)}
+
+
 def ensure_started(module, server):
     """State started, or checked when nothing may be done but looking."""
     params = server.params
@@ -623,7 +638,8 @@ def ensure_started(module, server):
     if module.check_mode or params["state"] == "checked":
         if params["state"] == "checked":
             cut = bool(server.state.get("launching"))  # a start that is still to be written down
-            result.update(changed=False, would_change=not same or script_changed or cut, diff=[])
+            result.update(changed=False, would_change=not same or script_changed or cut, diff=[], restarts=not same)
+            result["holds"] = holds(server)
         return result
     write_files(server)
     if same and server.state.get("launching"):

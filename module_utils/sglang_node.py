@@ -9,6 +9,8 @@ import csv
 import glob
 import json
 import os
+import re
+import struct
 import subprocess
 import sys
 
@@ -21,6 +23,7 @@ GIB = 1 << 30
 GB = 10**9
 MIB = 1 << 20
 QUERY_SECONDS = 30
+HEADER_BYTES = 100 << 20  # the format's own limit
 
 
 def _text(value):
@@ -168,28 +171,55 @@ def engine():
     }
 
 
+def _tensor_bytes(path):
+    """Bytes of each tensor of a safetensors file: its header is a length of eight bytes and JSON."""
+    with open(path, "rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        if length > HEADER_BYTES:
+            raise ValueError(f"{path} is no safetensors file")
+        header = json.loads(stream.read(length))
+    return {
+        name: tensor["data_offsets"][1] - tensor["data_offsets"][0] for name, tensor in header.items() if name != "__metadata__"
+    }
+
+
+def _is_draft(tensor, layers):
+    """Does a tensor belong to the model's own multi-token-prediction head, which SGLang loads as a draft or not at all?"""
+    if tensor.startswith("mtp."):
+        return True
+    found = re.match(r"(?:\w+\.)*layers\.(\d+)\.", tensor)
+    return bool(found) and layers is not None and int(found.group(1)) >= layers
+
+
 def _weight_files(folder, config):
-    """``(bytes, source, missing files)`` of a checkpoint."""
+    """``(bytes without a draft head's, bytes of that, source, missing files)`` of a checkpoint."""
     index = os.path.join(folder, "model.safetensors.index.json")
+    shards = None
     if os.path.exists(index):
         with open(index, encoding="utf-8") as stream:
-            content = json.load(stream)
-        shards = sorted(set(content["weight_map"].values()))
+            shards = sorted(set(json.load(stream)["weight_map"].values()))
         missing = [shard for shard in shards if not os.path.exists(os.path.join(folder, shard))]
-        size = (content.get("metadata") or {}).get("total_size")
-        if size is None and not missing:
-            size = sum(os.path.getsize(os.path.join(folder, shard)) for shard in shards)
-        return size, "index", missing
-    for pattern in ("*.safetensors", "*.bin", "*.pt", "*.gguf"):
+        if missing:
+            return None, None, "index", missing
+    files = [os.path.join(folder, shard) for shard in shards or []] or glob.glob(os.path.join(glob.escape(folder), "*.safetensors"))
+    if files:
+        text = config.get("text_config") or config
+        layers = text.get("num_hidden_layers") if isinstance(text, dict) else None
+        sizes = {}
+        for path in files:
+            sizes.update(_tensor_bytes(path))
+        draft = sum(size for tensor, size in sizes.items() if _is_draft(tensor, layers))
+        return sum(sizes.values()) - draft, draft, "index" if shards else "files", []
+    for pattern in ("*.bin", "*.pt", "*.gguf"):
         files = glob.glob(os.path.join(glob.escape(folder), pattern))
         if files:
-            return sum(map(os.path.getsize, files)), "files", []
-    return None, None, []
+            return sum(map(os.path.getsize, files)), None, "files", []
+    return None, None, None, []
 
 
 def model(folder):
     """A model folder: its config, the bytes of its weights, and ``problem``, one sentence when it can't be loaded."""
-    found = {"path": folder, "config": None, "weight_bytes": None, "weight_source": None, "problem": None}
+    found = {"path": folder, "config": None, "weight_bytes": None, "draft_bytes": None, "weight_source": None, "problem": None}
     if not os.path.isdir(folder):
         return {
             **found,
@@ -203,8 +233,8 @@ def model(folder):
     except (OSError, ValueError) as error:
         return {**found, "problem": f"{folder}/config.json can't be read: {error}"}
     try:
-        found["weight_bytes"], found["weight_source"], missing = _weight_files(folder, found["config"])
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        found["weight_bytes"], found["draft_bytes"], found["weight_source"], missing = _weight_files(folder, found["config"])
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, struct.error) as error:
         what = getattr(error, "filename", None) or f"{folder}/model.safetensors.index.json"
         return {**found, "problem": f"{what} can't be read: {type(error).__name__} {error}"}
     if missing:

@@ -187,6 +187,16 @@ def describe(listener):
     return f"pid {listener.pid} ({listener.command[:160]})"
 
 
+def shared_bytes(stat):
+    """Shared memory that is resident in a process: SGLang's host pools are pinned there."""
+    try:
+        with open(f"/proc/{stat.pid}/status", encoding="ascii", errors="replace") as stream:
+            fields = dict(line.split(":", 1) for line in stream if ":" in line)
+        return int(fields["RssShmem"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return 0
+
+
 def shared_memory(pids):
     """Files in /dev/shm that these processes have mapped: SGLang leaves some behind, even after a clean stop."""
     files = set()

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 COUNT = 4
 TOTAL = 97887 << 20  # a 96 GB card
+FREE = 97250 << 20  # idle, as the recordings e96_* had it
 
 
 class NVMLError(Exception):
@@ -32,7 +33,7 @@ def nvmlDeviceGetHandleByIndex(index):
 
 
 def nvmlDeviceGetMemoryInfo(_handle):
-    return SimpleNamespace(total=TOTAL, free=TOTAL, used=0)
+    return SimpleNamespace(total=TOTAL, free=FREE, used=TOTAL - FREE)
 
 
 def nvmlDeviceGetUUID(handle):
