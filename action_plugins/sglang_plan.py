@@ -47,7 +47,9 @@ class ActionModule(ActionBase):
             display.warning(f"started without a plan: {reason}")
         if not plan["fits"] and when_not == "refuse":
             raise AnsibleActionFail(
-                "the plan does not fit, nothing was touched: " + "; ".join(plan["reasons"]) + "; -e plan=warn goes on all the same"
+                "the plan does not fit, nothing was touched: "
+                + "; ".join(plan["reasons"])
+                + "; -e plan=warn goes on all the same"
             )
         if not plan["fits"] and when_not == "warn":
             for reason in plan["reasons"]:

@@ -19,7 +19,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-
 def _beside(name):
     """A file of this folder as a module: filter_plugins is on no import path, and Ansible loads its files by path."""
     if name not in sys.modules:

@@ -100,7 +100,9 @@ def _card(server, records):
             f"{server['name']}: the free memory of its GPU is not known: let the node be asked, or state it in the inventory"
             " as sglang_node_memory: {gpu_free_gib: …, host_free_gb: …}"
         )
-    context, boots = _learned(records, {**server, "kind": {k: server["kind"][k] for k in ("gpu", "model", "release")}}, "context_gib")
+    context, boots = _learned(
+        records, {**server, "kind": {k: server["kind"][k] for k in ("gpu", "model", "release")}}, "context_gib"
+    )
     if context is None:
         multimodal = isinstance(server["config"], dict) and "vision_config" in server["config"]
         context = ASSUMED_CONTEXT_GIB["multimodal" if multimodal else "text"]
@@ -159,7 +161,9 @@ def fleet_plan(servers, records=None, want_running=None, want_context=None, allo
     wanted = {}
     if want_running is not None or want_context is not None:
         if want_running is None:
-            raise AnsibleFilterError("want_context goes with want_running: how many requests of that length are to run at once?")
+            raise AnsibleFilterError(
+                "want_context goes with want_running: how many requests of that length are to run at once?"
+            )
         wanted = {"want_running": want_running, "allow_lossy": allow_lossy}
         if want_context is not None:
             wanted["want_context"] = want_context
@@ -231,26 +235,26 @@ def compare_boot(plan, figures, cap=None):
     return rows
 
 
-def boot_record(boot):
+def boot_record(known, plan=None):
     """What is kept of a boot: the plan, what was seen, and what only a boot can tell.
 
-    ``boot``: ``server``, ``node``, ``kind`` (model, gpu, release, profile), ``plan`` (empty where none was made),
-    ``ready`` (result of sglang_wait), ``card_free_gib`` (free before the launch) and ``launched_at``.
+    ``known``: as for plan_request, and ``ready`` (result of module sglang_wait). ``plan``: the server's own, if one was made.
     """
-    ready, plan = boot["ready"], boot.get("plan") or {}
+    request, ready, plan = plan_request(known), known["ready"], plan or {}
     figures = ready.get("figures") or {}
+    free = [gpu["free_gib"] + request["held_gib"].get(gpu["index"], 0.0) for gpu in request["cards"] if gpu["free_gib"]]
     context = graphs = None
-    if boot.get("card_free_gib") is not None and figures.get("free_gpu_gib") is not None:
-        context = round(boot["card_free_gib"] - figures["free_gpu_gib"], 2)
+    if free and figures.get("free_gpu_gib") is not None and request["kind"]["gpu"]:
+        context = round(min(free) - figures["free_gpu_gib"], 2)
     if plan.get("left_gib") is not None and figures.get("available_gib") is not None:
         graphs = round(plan["left_gib"] - figures["available_gib"], 2)
     return {
         "schema": SCHEMA,
-        "server": boot["server"],
-        "node": boot["node"],
-        "launched_at": boot["launched_at"],
+        "server": request["name"],
+        "node": request["node"],
+        "launched_at": ready.get("launched_at"),
         "outcome": ready.get("outcome"),
-        **boot["kind"],
+        **request["kind"],
         "planned": plan,
         "observed": {**figures, "cap": ready.get("cap")},
         "compared": compare_boot(plan, figures, ready.get("cap")) if plan else [],

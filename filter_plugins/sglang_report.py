@@ -143,19 +143,26 @@ def plan_report(fleet):
     for name, plan in fleet["servers"].items():
         state = plan["mamba_conv_gib"] + plan["mamba_ssm_gib"]
         kv = plan["kv_gib"] + plan["swa_kv_gib"] + plan["draft_kv_gib"]
-        figures = [plan["free_gpu_gib"], plan["weights_gib"], plan["draft_weights_gib"], kv, state, plan["mamba_intermediate_gib"]]
+        figures = [
+            plan["free_gpu_gib"],
+            plan["weights_gib"],
+            plan["draft_weights_gib"],
+            kv,
+            state,
+            plan["mamba_intermediate_gib"],
+        ]
         card.append([name, *(f"{figure:.2f}" for figure in [*figures, plan["left_gib"]]), "yes" if plan["fits"] else "NO"])
         slots = plan["mamba_slots"] or None
-        requests.append(
-            [name, plan["max_running_requests"], plan["asked_running"], plan["kv_tokens"], slots, plan["binding"]]
-        )
+        requests.append([name, plan["max_running_requests"], plan["asked_running"], plan["kv_tokens"], slots, plan["binding"]])
     for name, plan in fleet["servers"].items():
         graphs = (
             f"{plan['graphs_gib']:.2f} GiB in {plan['graphs_boots']} earlier boot(s)"
             if plan["graphs_gib"] is not None
             else "unknown until a first boot of this model, GPU, release and profile"
         )
-        notes.append((f"free: {plan['free_source']}; weights: from {plan['weights_source']}; graphs and activations: {graphs}", name))
+        notes.append(
+            (f"free: {plan['free_source']}; weights: from {plan['weights_source']}; graphs and activations: {graphs}", name)
+        )
         notes += [(advice, name) for advice in plan["advice"][:1]]
         notes += [(f"note: {warning}", name) for warning in plan["warnings"]]
         if not plan["counted"]:
@@ -188,7 +195,9 @@ def suggested(name, suggestion):
     """Lines for a suggestion: the flags that give what was wanted, or why there are none and what comes nearest."""
     if suggestion["possible"]:
         plan = suggestion["plan"]
-        lines = [f"{name}: {plan['max_running_requests']} running, {plan['kv_tokens']} KV tokens, {plan['left_gib']:.2f} GiB left with"]
+        lines = [
+            f"{name}: {plan['max_running_requests']} running, {plan['kv_tokens']} KV tokens, {plan['left_gib']:.2f} GiB left with"
+        ]
         flags, lossy = suggestion["args"], suggestion["lossy"]
     else:
         lines = [f"{name}: not on this card: {'; '.join(suggestion['reasons'])}"]

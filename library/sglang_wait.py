@@ -145,6 +145,14 @@ log:
   description: The log of this boot.
   returned: always
   type: str
+launched_at:
+  description: When it was launched, in UTC.
+  returned: when it was ever started
+  type: str
+profile:
+  description: The profile that it was started with.
+  returned: when it was ever started
+  type: str
 pid:
   description: The server's main process.
   returned: always
@@ -242,6 +250,7 @@ class Start:
             "log": self.state["log"],
             "pid": self.state["identity"]["pid"],
             "profile": self.state.get("profile"),
+            "launched_at": self.state.get("launched_at"),
             **more,
         }
 

@@ -201,7 +201,9 @@ def _weight_files(folder, config):
         missing = [shard for shard in shards if not os.path.exists(os.path.join(folder, shard))]
         if missing:
             return None, None, "index", missing
-    files = [os.path.join(folder, shard) for shard in shards or []] or glob.glob(os.path.join(glob.escape(folder), "*.safetensors"))
+    files = [os.path.join(folder, shard) for shard in shards or []] or glob.glob(
+        os.path.join(glob.escape(folder), "*.safetensors")
+    )
     if files:
         text = config.get("text_config") or config
         layers = text.get("num_hidden_layers") if isinstance(text, dict) else None

@@ -11,11 +11,15 @@ import threading
 import time
 
 import pytest
+import yaml
 from helpers.netns import netns_nodes
 
-from ..conftest import Fleet
+from ..conftest import ROOT, Fleet
 
 pytestmark = pytest.mark.netns
+
+
+MODELS = yaml.safe_load((ROOT / "group_vars/all/models.yml").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +93,7 @@ def gpu_fleet(node, replay_venv, tmp_path, **options):
     """Four servers of a node with four GPUs, each a replay at high speed."""
     model = tmp_path / "model"
     model.mkdir(exist_ok=True)
-    (model / "config.json").write_text(json.dumps({"architectures": ["Replay"], "model_type": "replay"}))
+    (model / "config.json").write_text(json.dumps(MODELS["sglang_models"]["qwen3.6-27b"]["config"]))
     return Fleet(
         tmp_path,
         {
@@ -114,7 +118,15 @@ def test_four_gpus_of_a_replay_from_deploy_to_stop(nodes, replay_venv, tmp_path)
     node = nodes[0]
     fleet = gpu_fleet(node, replay_venv, tmp_path)
     names = [f"{node.name}-gpu{gpu}" for gpu in range(4)]
-    deployed = fleet.run("deploy", profile="mtp_hicache")
+    refused = fleet.run("deploy", profile="mtp_hicache")
+    assert refused.rc != 0
+    said = refused.tasks["Plan the memory of every server and node"][names[0]]["msg"]
+    assert "nothing was touched" in said and "621.4" in said and "-e plan=warn" in said, "four times 155.35 GB of host pools"
+    assert node.run(f"ls {node.root}/run", check=False).stdout == ""
+
+    # The flags of the recording: 24 slots and 20 GB of host pools a server.
+    recorded = {"max-mamba-cache-size": 24, "hicache-size": 20}
+    deployed = fleet.run("deploy", profile="mtp_hicache", plan="warn", sglang_server_args=recorded)
     assert deployed.rc == 0, deployed.stdout
     for gpu, name in enumerate(names):
         ready = deployed.tasks["Wait until the server serves"][name]
@@ -125,9 +137,19 @@ def test_four_gpus_of_a_replay_from_deploy_to_stop(nodes, replay_venv, tmp_path)
         state = node_state(node, f"sglang_gpu{gpu}")
         assert state["env"]["CUDA_VISIBLE_DEVICES"] == f"GPU-replay-{gpu}"
         assert "--mamba-radix-cache-strategy" in state["argv"]
-    assert (
-        "asked for 48 running, got 4: state cache (24 slots, 5 a request)" in deployed.tasks["Tell what runs"][names[0]]["msg"]
-    )
+    said = deployed.tasks["Tell what runs"][names[0]]["msg"]
+    assert "asked for 48 running, got 4: state cache (24 slots, 5 a request)" in said
+    assert "Planned/observed" in said
+    for name in names:
+        (record,) = (json.loads(path.read_text()) for path in (fleet.artifacts / "boots" / name).glob("*.json"))
+        off = {row["figure"]: abs(row["off"]) for row in record["compared"]}
+        assert off["kv_tokens"] < 0.01 and off["mamba_slots"] == off["max_running_requests"] == 0
+        assert not any(row["warn"] for row in record["compared"]), record["compared"]
+        assert record["context_gib"] == 2.18 and record["gpu"] == "replay of a 96 GB GPU"
+
+    again = fleet.run("deploy", profile="mtp_hicache", sglang_server_args=recorded)
+    assert again.rc == 0, again.stdout
+    assert [again.changed(name) for name in names] == [0] * 4, "pools in use already are not summed again"
 
     told = fleet.run("status", "--limit node1-gpu1,node1-gpu2", status_json=str(tmp_path / "status.json"))
     assert told.rc == 0, told.stdout
