@@ -20,6 +20,7 @@ display = Display()
 class ActionModule(ActionBase):
     """See ``ansible-doc sglang_record``."""
 
+    _supports_check_mode = False
     _requires_connection = False
 
     def run(self, tmp=None, task_vars=None):

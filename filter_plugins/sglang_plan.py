@@ -29,6 +29,7 @@ COMPARED = {
     "host_mamba_gb": "host_state_gb",
     "max_running_requests": "cap",
 }
+STATED = ("gpu_free_gib", "host_free_gb", "cgroup_limit_gb", "gpu")
 TOLERANCE = 0.02
 ROUNDING_GIB = 0.02  # the log prints two decimals
 SUGGESTING = ("want_running", "want_context", "allow_lossy")
@@ -47,7 +48,10 @@ def plan_request(known):
     model = (found.get("models") or {}).get(spec["model_path"]) or {}
     host = found.get("host_memory") or {}
     stated = declared.get("gpu_free_gib")
-    for name in ("gpu_free_gib", "host_free_gb", "cgroup_limit_gb"):
+    unknown = [name for name in declared if name not in STATED]
+    if unknown:
+        raise AnsibleFilterError(f"sglang_node_memory has an unknown key '{unknown[0]}': known are {', '.join(STATED)}")
+    for name in STATED[:3]:
         value = declared.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0):
             raise AnsibleFilterError(f"sglang_node_memory: {name} is {value!r}: expected a number above 0")
@@ -62,6 +66,7 @@ def plan_request(known):
         },
         "config": model.get("config") or known["model"].get("config"),
         "weight_bytes": model.get("weight_bytes"),
+        "draft_bytes": model.get("draft_bytes"),
         "args": spec["args"],
         "kind": {
             "model": spec["model"],
@@ -87,19 +92,20 @@ def _learned(records, server, key):
     same = [
         record[key]
         for record in records
-        if record.get(key) is not None and all(record.get(name) == server["kind"][name] for name in server["kind"])
+        if isinstance(record.get(key), (int, float))
+        and all(value is not None and record.get(name) == value for name, value in server["kind"].items())
     ]
     return (round(statistics.median(same), 2), len(same)) if same else (None, 0)
 
 
 def _card(server, records):
     """``(GiB free before the weights load, where that is from)``: the worst of the server's GPUs."""
-    free = [gpu["free_gib"] + server["held_gib"].get(gpu["index"], 0.0) for gpu in server["cards"]]
-    if not free or None in free:
+    if not server["cards"] or any(gpu["free_gib"] is None for gpu in server["cards"]):
         raise AnsibleFilterError(
             f"{server['name']}: the free memory of its GPU is not known: let the node be asked, or state it in the inventory"
             " as sglang_node_memory: {gpu_free_gib: …, host_free_gb: …}"
         )
+    free = [gpu["free_gib"] + server["held_gib"].get(gpu["index"], 0.0) for gpu in server["cards"]]
     context, boots = _learned(
         records, {**server, "kind": {k: server["kind"][k] for k in ("gpu", "model", "release")}}, "context_gib"
     )
@@ -110,6 +116,26 @@ def _card(server, records):
     else:
         source = f"{min(free):.2f} free less {context:.2f} for contexts as in {boots} earlier boot{'s' if boots > 1 else ''}"
     return round(min(free) - context, 2), source
+
+
+def _draft_gib(server, ranks):
+    """The draft head of a quantised checkpoint on one rank, from its files; None where the config alone tells it better.
+
+    SGLang loads the head with an embedding and an output layer of its own and shares the target's only after the pools
+    were sized (5.53 GiB for Qwen3.6-27B, whose head's own tensors are 0.79).
+    """
+    config = server["config"]
+    if not isinstance(config, dict):
+        return None
+    text = config.get("text_config") or config
+    if not server.get("draft_bytes") or not (config.get("quantization_config") or text.get("quantization_config")):
+        return None
+    try:
+        copies = 1 if config.get("tie_word_embeddings", text.get("tie_word_embeddings")) else 2
+        shared = copies * text["vocab_size"] * text["hidden_size"] * 2
+    except (KeyError, TypeError):
+        return None
+    return round((server["draft_bytes"] + shared) / GIB / ranks, 3)
 
 
 def plan_server(server, records, wanted):
@@ -126,6 +152,7 @@ def plan_server(server, records, wanted):
         "sglang_version": server["kind"]["release"],
         "free_gpu_gib": free,
         "weights_gib": round(weights / GIB / ranks, 3) if weights else None,
+        "draft_weights_gib": _draft_gib(server, ranks),
     }
     try:
         plan = _filter("sglang_memory_plan")(server["config"], server["args"], **figures)
@@ -151,8 +178,9 @@ def fleet_plan(servers, records=None, want_running=None, want_context=None, allo
 
     ``servers``: one mapping a server with ``name``, ``node``, ``gpus`` (indices), ``cards`` (``index`` and ``free_gib`` of
     them), ``held_gib`` (by GPU index: what of it the running server will give back), ``config`` (config.json),
-    ``weight_bytes``, ``args``, ``kind`` (``model``, ``gpu``, ``release``, ``profile``), ``host`` (``available_gb``,
-    ``cgroup_limit_gb``, ``held_gb``) and ``counted`` (false for one that runs unchanged: its pools are in use already).
+    ``weight_bytes``, ``draft_bytes`` (of the model's own draft head), ``args``, ``kind`` (``model``, ``gpu``, ``release``,
+    ``profile``), ``host`` (``available_gb``, ``cgroup_limit_gb``, ``held_gb``) and ``counted`` (false for one that runs
+    unchanged: its pools are in use already).
     ``records``: earlier boots. With ``want_running`` each plan has a ``suggestion``. A server that can't be planned (a model
     class that is not known, say) is an error, or with ``tolerant`` an entry of ``unplanned`` with the reason.
     """
@@ -208,9 +236,9 @@ def fleet_plan(servers, records=None, want_running=None, want_context=None, allo
 
 
 def compare_boot(plan, figures, cap=None):
-    """Planned against observed: ``[{"figure", "planned", "observed", "off", "warn"}]``, what the log did not tell left out.
+    """Planned against observed: ``[{"figure", "planned", "observed", "off", "rounding", "warn"}]``.
 
-    ``figures``: of module sglang_wait; ``cap``: the running server's own word. ``off`` is a share of what was observed;
+    What the log did not tell is left out. ``figures``: of module sglang_wait; ``cap``: the running server's own word. ``off`` is a share of what was observed;
     ``warn`` is set above 2 %, for GiB and GB only when it is more than the log's rounding.
     """
     seen = {**figures, "cap": cap if cap is not None else figures.get("max_running_requests")}
@@ -222,13 +250,14 @@ def compare_boot(plan, figures, cap=None):
         if planned is None or observed is None or (not planned and not observed):
             continue
         off = (planned - observed) / observed if observed else 1.0
-        close = planned_name.endswith(("_gib", "_gb")) and abs(planned - observed) <= ROUNDING_GIB
+        close = planned_name.endswith(("_gib", "_gb")) and abs(planned - observed) <= ROUNDING_GIB + 1e-9
         rows.append(
             {
                 "figure": planned_name,
                 "planned": planned,
                 "observed": observed,
                 "off": round(off, 4),
+                "rounding": close,
                 "warn": abs(off) > TOLERANCE and not close,
             }
         )
@@ -246,8 +275,8 @@ def boot_record(known, plan=None):
     context = graphs = None
     if free and figures.get("free_gpu_gib") is not None and request["kind"]["gpu"]:
         context = round(min(free) - figures["free_gpu_gib"], 2)
-    if plan.get("left_gib") is not None and figures.get("available_gib") is not None:
-        graphs = round(plan["left_gib"] - figures["available_gib"], 2)
+    if figures.get("graphs_gib") is not None:
+        graphs = figures["graphs_gib"]
     return {
         "schema": SCHEMA,
         "server": request["name"],

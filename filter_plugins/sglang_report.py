@@ -156,7 +156,7 @@ def plan_report(fleet):
         requests.append([name, plan["max_running_requests"], plan["asked_running"], plan["kv_tokens"], slots, plan["binding"]])
     for name, plan in fleet["servers"].items():
         graphs = (
-            f"{plan['graphs_gib']:.2f} GiB in {plan['graphs_boots']} earlier boot(s)"
+            f"{plan['graphs_gib']:.2f} GiB of graphs in {plan['graphs_boots']} earlier boot(s), activations come on top"
             if plan["graphs_gib"] is not None
             else "unknown until a first boot of this model, GPU, release and profile"
         )
@@ -179,7 +179,11 @@ def plan_report(fleet):
     if nodes:
         parts.append("On the hosts, GB\n" + table(nodes, ["node", "pools", "available", "limit", "fits"]))
     parts += ["\n".join(suggested(name, plan["suggestion"])) for name, plan in fleet["servers"].items() if plan["suggestion"]]
-    parts += [f"DOES NOT FIT: {reason}" for reason in fleet["reasons"]]
+    failing = {}
+    for reason in fleet["reasons"]:
+        name, _, why = reason.partition(": ")
+        failing.setdefault(why, []).append(name)
+    parts += [f"DOES NOT FIT: {_who(names, fleet['servers'])}: {why}" for why, names in failing.items()]
     said = {}
     for note, name in notes:
         said.setdefault(note, []).append(name)
@@ -196,7 +200,8 @@ def suggested(name, suggestion):
     if suggestion["possible"]:
         plan = suggestion["plan"]
         lines = [
-            f"{name}: {plan['max_running_requests']} running, {plan['kv_tokens']} KV tokens, {plan['left_gib']:.2f} GiB left with"
+            f"{name}: {plan['max_running_requests']} running, {plan['kv_tokens']} KV tokens,"
+            f" {plan['left_gib']:.2f} GiB left with"
         ]
         flags, lossy = suggestion["args"], suggestion["lossy"]
     else:
@@ -207,7 +212,7 @@ def suggested(name, suggestion):
         lines.append(f"  nearest: {nearest['running']} running with")
         flags, lossy = nearest["args"], nearest["lossy"]
     lines += [f"    {flag}: {value}" for flag, value in flags.items()] or ["    the flags as they are"]
-    return lines + [f"    costs accuracy: {cost}" for cost in lossy]
+    return lines + [f"    lossy: {cost}" for cost in lossy]
 
 
 def boots_report(records):
@@ -217,14 +222,15 @@ def boots_report(records):
         compared = {row["figure"]: row for row in record["compared"]}
         if not compared:
             continue
-        worst = max(compared.values(), key=lambda row: abs(row["off"]))
+        worst = max(compared.values(), key=lambda row: (not row["rounding"], abs(row["off"])))
         pairs = [
             f"{compared[figure]['planned']}/{compared[figure]['observed']}" if figure in compared else None
             for figure in ("kv_tokens", "mamba_slots", "max_running_requests")
         ]
         rows.append([record["server"], *pairs, f"{worst['figure']} {100 * worst['off']:+.1f} %"])
         notes += [
-            f"{record['server']}: {row['figure']} planned {row['planned']}, observed {row['observed']} ({100 * row['off']:+.1f} %)"
+            f"{record['server']}: {row['figure']} planned {row['planned']}, observed {row['observed']}"
+            f" ({100 * row['off']:+.1f} %)"
             for row in record["compared"]
             if row["warn"]
         ]

@@ -68,6 +68,7 @@ FIGURES = [
     ("host_state_gb", rf"Allocating {_NUMBER} GB host memory for hierarchical Mamba cache", float),
 ]
 _FIGURES = [(name, re.compile(pattern), kind) for name, pattern, kind in FIGURES]
+_GRAPHS = re.compile(rf"Capture .*graph end\..*mem usage={_NUMBER} GB")
 _SECOND_WEIGHTS = re.compile(rf"Load weight end\..*type=(\w+).*mem usage={_NUMBER} GB")
 _SPLIT = re.compile(r"[\r\n]+")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -132,6 +133,9 @@ def figures(lines):
                 hit = pattern.search(line)
                 if hit:
                     found[name] = kind(hit.group(1))
+        graphs = _GRAPHS.search(line)
+        if graphs:
+            found["graphs_gib"] = round(found.get("graphs_gib", 0.0) + float(graphs.group(1)), 2)
         if "draft_weights_gib" not in found and "weights_gib" in found and "kv_tokens" not in found:
             again = _SECOND_WEIGHTS.search(line)
             if again and float(again.group(2)) != found["weights_gib"]:

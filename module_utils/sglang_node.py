@@ -171,23 +171,34 @@ def engine():
     }
 
 
+class Unreadable(Exception):
+    """A weight file that is none: ``filename`` and why."""
+
+    def __init__(self, filename, error):
+        super().__init__(f"{type(error).__name__} {error}")
+        self.filename = filename
+
+
 def _tensor_bytes(path):
     """Bytes of each tensor of a safetensors file: its header is a length of eight bytes and JSON."""
-    with open(path, "rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        if length > HEADER_BYTES:
-            raise ValueError(f"{path} is no safetensors file")
-        header = json.loads(stream.read(length))
-    return {
-        name: tensor["data_offsets"][1] - tensor["data_offsets"][0] for name, tensor in header.items() if name != "__metadata__"
-    }
+    try:
+        with open(path, "rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            if length > HEADER_BYTES:
+                raise ValueError(f"a header of {length} bytes")
+            header = json.loads(stream.read(length))
+        spans = {name: tensor["data_offsets"] for name, tensor in header.items() if name != "__metadata__"}
+        return {name: end - start for name, (start, end) in spans.items()}
+    except (ValueError, KeyError, AttributeError, TypeError, struct.error) as error:
+        raise Unreadable(path, error) from None
 
 
 def _is_draft(tensor, layers):
     """Does a tensor belong to the model's own multi-token-prediction head, which SGLang loads as a draft or not at all?"""
     if tensor.startswith("mtp."):
         return True
-    found = re.match(r"(?:\w+\.)*layers\.(\d+)\.", tensor)
+    # Layers of the language model only: a vision or audio tower numbers its own.
+    found = re.match(r"(?:(?:model|language_model|text_model|transformer)\.)*layers\.(\d+)\.", tensor)
     return bool(found) and layers is not None and int(found.group(1)) >= layers
 
 
@@ -236,7 +247,9 @@ def model(folder):
         return {**found, "problem": f"{folder}/config.json can't be read: {error}"}
     try:
         found["weight_bytes"], found["draft_bytes"], found["weight_source"], missing = _weight_files(folder, found["config"])
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, struct.error) as error:
+    except Unreadable as error:
+        return {**found, "problem": f"{error.filename} can't be read: {error}: copy it again"}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         what = getattr(error, "filename", None) or f"{folder}/model.safetensors.index.json"
         return {**found, "problem": f"{what} can't be read: {type(error).__name__} {error}"}
     if missing:

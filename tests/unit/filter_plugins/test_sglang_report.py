@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import copy
 import re
 
 import pytest
 from ansible.errors import AnsibleError
-from sglang_report import capped, deploy_report, duration, status_report, table
+from sglang_plan import boot_record, fleet_plan, plan_request
+from sglang_profile import resolve_profile
+from sglang_report import boots_report, capped, deploy_report, duration, plan_report, status_report, table
 
 
 def rows(text, first):
@@ -147,12 +150,191 @@ def test_numbers_stand_right_and_text_left():
     assert len({len(line) for line in lines[2:]}) == 1
 
 
+# -- plans and boots --------------------------------------------------------------------------------------------------
+STATED = {"gpu_free_gib": 94.97, "host_free_gb": 900}
+BOOTED = {
+    "state": "ready", "outcome": "ready", "launched_at": "2026-11-29T16:30:56Z", "cap": 9, "stage_seconds": {}, "elapsed": 61.5,
+    "figures": {"free_gpu_gib": 92.79, "kv_tokens": 263111, "state_slots": 48, "weights_gib": 51.05, "available_gib": 7.53},
+}  # fmt: skip
+
+
+@pytest.fixture
+def servers(fleet_data):
+    """Four servers of one node with a profile, as the role knows them."""
+
+    def _servers(profile="mtp_hicache", **more):
+        resolved = resolve_profile(fleet_data["sglang_profiles"], profile)
+        spec = {"node": "node1", "args": {**resolved["args"], **resolved["hybrid_args"]}, "device": "cuda", "profile": profile}
+        spec.update(model="qwen3.6-27b", model_path="/m", release="0.5.17")
+        model = fleet_data["sglang_models"]["qwen3.6-27b"]
+        known = {"found": {}, "declared": STATED, "model": model, "checked": {}, **more}
+        return [{"spec": {**spec, "name": f"node1-gpu{gpu}", "gpus": [gpu]}, **copy.deepcopy(known)} for gpu in range(4)]
+
+    return _servers
+
+
+def fleet(servers, **wishes):
+    return fleet_plan([plan_request(server) for server in servers], **wishes)
+
+
+def paragraph(text, first):
+    return next(part for part in text.split("\n\n") if part.startswith(first))
+
+
+def test_a_plan_of_four_servers(servers):
+    text = plan_report(fleet(servers()))
+    card = rows(paragraph(text, "On the card, GiB"), "server")
+    assert list(card) == [f"node1-gpu{gpu}" for gpu in range(4)]
+    assert card["node1-gpu3"] == ["92.79", "50.94", "5.53", "17.15", "7.03", "5.68", "6.47", "yes"]
+    requests = rows(paragraph(text, "Requests"), "server")
+    assert requests["node1-gpu0"] == ["9", "48", "264395", "48", "state slots"]
+    assert rows(paragraph(text, "On the hosts, GB"), "node") == {"node1": ["621.40", "900.0", "-", "yes"]}
+    assert "DOES NOT FIT" not in text
+
+
+def test_tables_of_plans_and_boots_fit_a_terminal(servers):
+    known = servers(declared={**STATED, "cgroup_limit_gb": 123.45})
+    plan = fleet(known)
+    records = [boot_record({**server, "ready": BOOTED}, plan["servers"][server["spec"]["name"]]) for server in known]
+    tables = [part for part in plan_report(plan).split("\n\n") if "-----" in part]
+    assert len(tables) == 3
+    told = [line for part in [*tables, paragraph(boots_report(records), "Planned/observed")] for line in part.splitlines()]
+    assert max(map(len, told)) <= TERMINAL - INDENTED
+
+
+def test_notes_of_all_servers_are_told_once(servers):
+    text = plan_report(fleet(servers()))
+    notes = text.split("\n\n")[-1].splitlines()
+    assert notes == [
+        "all: free: 94.97 free less 2.18 assumed for contexts; weights: from its config; graphs and activations: unknown until"
+        " a first boot of this model, GPU, release and profile",
+        "all: max-running-requests 15 with max-mamba-cache-size 75 runs 15 instead of 9 and leaves 144596 of 264395 KV tokens",
+        "all: note: weights_gib is worked out from the config: 50.94 GiB in bfloat16",
+        "all: note: draft_weights_gib is worked out from the config: 5.53 GiB in bfloat16",
+    ]
+
+
+def test_notes_of_some_servers_name_them(servers):
+    known = servers()
+    known[2]["checked"] = {"restarts": False}
+    known[3]["declared"] = {**STATED, "gpu_free_gib": 90.0}
+    lines = plan_report(fleet(known)).splitlines()
+    assert "node1-gpu2: runs already: its host pools are in use and not summed" in lines
+    assert [line[:45] for line in lines if ": free: " in line] == [
+        "node1-gpu0, node1-gpu1, node1-gpu2: free: 94.",
+        "node1-gpu3: free: 90.00 free less 2.18 assume",
+    ]
+    assert "all: " not in plan_report(fleet(known[:1])), "one server is called by its name"
+
+
+def test_graphs_of_earlier_boots_are_told(servers):
+    known = servers(declared={**STATED, "gpu": "H200"})
+    kind = {"model": "qwen3.6-27b", "gpu": "H200", "release": "0.5.17", "profile": "mtp_hicache"}
+    text = plan_report(fleet(known, records=[{**kind, "graphs_gib": 1.25}, {**kind, "graphs_gib": 1.75}]))
+    assert "graphs and activations: 1.50 GiB of graphs in 2 earlier boot(s)" in text
+
+
+def test_what_does_not_fit_is_said_below_the_tables(servers):
+    text = plan_report(fleet(servers(declared={**STATED, "host_free_gb": 350})))
+    assert rows(paragraph(text, "On the hosts, GB"), "node")["node1"] == ["621.40", "350.0", "-", "NO"]
+    assert paragraph(text, "DOES NOT FIT").startswith("DOES NOT FIT: node1: host pools 155.35 + ")
+    text = plan_report(fleet(servers(declared={**STATED, "gpu_free_gib": 40})))
+    assert rows(paragraph(text, "On the card"), "server")["node1-gpu0"][-1] == "NO"
+
+
+def test_a_suggestion_that_is_possible(servers):
+    (server, *_others) = servers("mtp")
+    text = plan_report(fleet([server], want_running=16))
+    assert paragraph(text, "node1-gpu0: 16 running").splitlines() == [
+        "node1-gpu0: 16 running, 161039 KV tokens, 6.90 GiB left with",
+        "    max-running-requests: 16",
+        "    mamba-radix-cache-strategy: extra_buffer_lazy",
+        "    max-mamba-cache-size: 64",
+    ]
+    lossy = plan_report(fleet([server], want_running=24, want_context=16384, allow_lossy=True))
+    assert [line for line in lossy.splitlines() if "lossy:" in line] == [
+        "    lossy: mamba-ssm-dtype bfloat16: the state cache in bfloat16 costs accuracy",
+        "    lossy: kv-cache-dtype fp8_e4m3: the KV cache in fp8 costs accuracy",
+    ]
+
+
+def test_a_suggestion_that_is_not_possible_tells_the_nearest(servers):
+    (server, *_others) = servers("mtp")
+    text = plan_report(fleet([server], want_running=16, want_context=16384))
+    assert paragraph(text, "node1-gpu0: not on this card").splitlines() == [
+        "node1-gpu0: not on this card: 16 requests x 16384 tokens want 262144 KV tokens; 123455 fit beside the rest;"
+        " allow_lossy lets a narrower type of state or KV cache be tried",
+        "  nearest: 13 running with",
+        "    max-running-requests: 13",
+        "    mamba-radix-cache-strategy: extra_buffer_lazy",
+        "    max-mamba-cache-size: 52",
+    ]
+
+
+def test_where_not_even_one_request_runs_there_is_no_nearest(servers):
+    (server, *_others) = servers("mtp", declared={**STATED, "gpu_free_gib": 40})
+    text = plan_report(fleet([server], want_running=2))
+    (line,) = paragraph(text, "node1-gpu0: not on this card").splitlines()
+    assert "nearest" not in text and "weights of 56.47 GiB leave" in line
+
+
+def test_flags_that_give_what_is_wanted_as_they_are(servers):
+    (server, *_others) = servers("nomtp")
+    server["spec"]["args"] = {**server["spec"]["args"], "max-running-requests": 18}
+    told = paragraph(plan_report(fleet([server], want_running=18)), "node1-gpu0: 18 running").splitlines()
+    assert told[1:] == ["    the flags as they are"]
+
+
+def test_a_plan_of_nothing():
+    assert plan_report(fleet_plan([])) == "Nothing to plan: no selected server is for cuda."
+
+
+def boot(name="node1-gpu0", **compared):
+    return {
+        "server": name,
+        "compared": [
+            {"figure": figure, "planned": planned, "observed": observed, "off": off, "rounding": False, "warn": warn}
+            for figure, (planned, observed, off, warn) in compared.items()
+        ],
+    }
+
+
+def test_planned_and_observed_stand_side_by_side():
+    text = boots_report(
+        [
+            boot(
+                kv_tokens=(367751, 365151, 0.0071, False), mamba_slots=(24, 24, 0.0, False), kv_gib=(22.4, 22.3, 0.0045, False)
+            ),
+            boot("node1-gpu1", kv_tokens=(300000, 365151, -0.1784, True), max_running_requests=(4, 4, 0.0, False)),
+        ]
+    )
+    table_, note = text.split("\n\n")
+    assert rows(table_, "server") == {
+        "node1-gpu0": ["367751/365151", "24/24", "-", "kv_tokens +0.7 %"],
+        "node1-gpu1": ["300000/365151", "-", "4/4", "kv_tokens -17.8 %"],
+    }
+    assert note == "node1-gpu1: kv_tokens planned 300000, observed 365151 (-17.8 %)"
+
+
+def test_boots_without_a_plan_are_not_told():
+    assert boots_report([]) == boots_report([boot()]) == ""
+    assert "gpu1" not in boots_report([boot(kv_tokens=(1, 1, 0.0, False)), boot("node1-gpu1")])
+
+
+@pytest.mark.parametrize("plan", [[], "text", None])
+def test_what_is_no_plan_is_refused(plan):
+    with pytest.raises(AnsibleError, match="expected the plan of a fleet, got"):
+        plan_report(plan)
+
+
 @pytest.mark.parametrize("servers", [{}, "text", None])
 def test_what_is_no_list_of_servers_is_refused(servers):
     with pytest.raises(AnsibleError, match="expected a list of servers, got"):
         deploy_report(servers)
     with pytest.raises(AnsibleError, match="expected a list of servers, got"):
         status_report({"servers": servers})
+    with pytest.raises(AnsibleError, match="expected a list of servers, got"):
+        boots_report(servers)
 
 
 def test_a_row_of_another_length_is_refused():

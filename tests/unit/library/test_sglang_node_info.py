@@ -11,7 +11,8 @@ from ansible.module_utils.sglang_process import boot_id
 def test_a_node_without_gpus(load, call, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
-    (tmp_path / "model.safetensors").write_text("xyz")
+    header = b'{"a": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}}'
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"xyz")
     models = [str(tmp_path), "/no/such/model", str(tmp_path)]
     answer = call(load("library", "sglang_node_info"), {"models": models}, check=True)
     assert (answer["rc"], answer["changed"]) == (0, False)

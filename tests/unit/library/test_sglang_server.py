@@ -158,6 +158,52 @@ def test_checked_changes_nothing_but_the_cache_of_flag_checks(module, fleet, cal
     assert [name for name in os.listdir(fleet.paths.cache) if name.endswith(".json")] != []
 
 
+PINS = """
+import mmap, subprocess, sys, time
+pool = mmap.mmap(-1, 64 << 20)
+pool.write(b"x" * (64 << 20))
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print("pinned", flush=True)
+time.sleep(60)
+"""
+
+
+def test_checked_tells_a_start_and_that_nothing_is_held(module, fleet, call):
+    answer = call(module, fleet.args(state="checked"))
+    assert (answer["restarts"], answer["holds"]) == (True, {"pids": [], "host_gb": 0.0})
+
+
+def test_checked_tells_what_the_running_server_holds_and_whether_it_gives_it_back(module, fleet, call, helpers):
+    args = fleet.args(body=body(PINS))
+    pid = call(module, args)["pid"]
+    helpers.until(lambda: "pinned" in Path(fleet.paths.newest_log).read_text())
+    kept = call(module, {**args, "state": "checked"})
+    assert (kept["would_change"], kept["restarts"]) == (False, False)
+    assert kept["holds"] == {"pids": sorted(fleet.pids()), "host_gb": 0.07}
+    assert len(kept["holds"]["pids"]) == 2 and pid in kept["holds"]["pids"]
+    replaced = call(module, fleet.args("--enable-metrics", body=body(PINS), state="checked", replace=True))
+    assert (replaced["would_change"], replaced["restarts"], replaced["holds"]) == (True, True, kept["holds"])
+    assert fleet.pids() == set(kept["holds"]["pids"])
+
+
+def test_checked_tells_that_a_script_alone_restarts_nothing(module, fleet, call):
+    args = fleet.args()
+    call(module, args)
+    answer = call(module, {**args, "script": args["script"] + "# a newer template\n", "state": "checked"})
+    assert (answer["would_change"], answer["restarts"]) == (True, False)
+
+
+def test_checked_tells_what_a_dead_server_has_left(module, fleet, call, helpers):
+    args = fleet.args(body=body(PINS))
+    pid = call(module, args)["pid"]
+    helpers.until(lambda: len(fleet.pids()) == 2)
+    os.kill(pid, signal.SIGKILL)
+    helpers.until(lambda: pid not in fleet.pids())
+    answer = call(module, {**args, "state": "checked"})
+    assert (answer["restarts"], answer["holds"]["pids"]) == (True, sorted(fleet.pids()))
+    assert len(answer["holds"]["pids"]) == 1
+
+
 def test_flags_that_differ_in_the_port_alone_are_checked_once(module, fleet, call, tmp_path):
     counter, wrapper = tmp_path / "count", tmp_path / "python"
     wrapper.write_text(f'#!/bin/sh\necho x >> {counter}\nexec {fleet.python} "$@"\n')

@@ -120,7 +120,7 @@ def test_each_stage_begins_with_its_own_line():
                 "slots_per_request": 5, "state_slots": 24, "state_conv_gib": 0.07, "state_ssm_gib": 3.52,
                 "speculative_ssm_gib": 2.81, "speculative_conv_gib": 0.03, "kv_tokens": 365151, "kv_k_gib": 11.14,
                 "kv_v_gib": 11.14, "max_total_tokens": 365151, "max_running_requests": 4, "context_len": 262144,
-                "available_gib": 7.53, "host_kv_gb": 15.51, "host_state_gb": 4.62,
+                "available_gib": 7.53, "graphs_gib": 3.1, "host_kv_gb": 15.51, "host_state_gb": 4.62,
             },
         ),
         (
@@ -129,7 +129,7 @@ def test_each_stage_begins_with_its_own_line():
                 "free_gpu_gib": 92.79, "weights_gib": 51.05, "capped_by_slots": 90, "slots_per_request": 5,
                 "state_slots": 90, "state_conv_gib": 0.25, "state_ssm_gib": 12.8, "kv_tokens": 241196, "kv_k_gib": 7.36,
                 "kv_v_gib": 7.36, "max_total_tokens": 241196, "max_running_requests": 18, "context_len": 262144,
-                "available_gib": 10.8,
+                "available_gib": 10.8, "graphs_gib": 2.96,
             },
         ),
         (

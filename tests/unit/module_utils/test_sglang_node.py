@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 import types
@@ -19,7 +20,7 @@ from ansible.module_utils.sglang_node import GIB, engine, gpus, host_memory, mod
 # -- models -----------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def folder(tmp_path):
-    """A model folder with a config; files by name and text."""
+    """A model folder with a config; files by name and text or bytes."""
 
     def _folder(files=None, config='{"model_type": "qwen3"}'):
         path = tmp_path / "model"
@@ -27,7 +28,7 @@ def folder(tmp_path):
         if config is not None:
             (path / "config.json").write_text(config)
         for name, text in (files or {}).items():
-            (path / name).write_text(text)
+            (path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
         return path
 
     return _folder
@@ -37,12 +38,23 @@ def index(*shards, **more):
     return json.dumps({"weight_map": {f"layer{number}": shard for number, shard in enumerate(shards)}, **more})
 
 
+def safetensors(sizes, header=None, length=None):
+    """A file of tensors by name and bytes, as the format writes it; `header` and `length` may be others."""
+    tensors, at = {"__metadata__": {"format": "pt"}}, 0
+    for name, size in sizes.items():
+        tensors[name] = {"dtype": "U8", "shape": [size], "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(tensors).encode() if header is None else header
+    return struct.pack("<Q", len(text) if length is None else length) + text + b"x" * at
+
+
 def test_a_folder_that_is_not_there(tmp_path):
     path = f"{tmp_path}/none"
     assert model(path) == {
         "path": path,
         "config": None,
         "weight_bytes": None,
+        "draft_bytes": None,
         "weight_source": None,
         "problem": f"there is no model folder {path}: copy the model there, or correct the path in models.yml",
     }
@@ -64,11 +76,12 @@ def test_a_config_that_is_no_json(folder, config):
 
 
 def test_one_weight_file(folder):
-    path = folder({"model.safetensors": "x" * 123})
+    path = folder({"model.safetensors": safetensors({"embed.weight": 100, "norm.weight": 23})})
     assert model(str(path)) == {
         "path": str(path),
         "config": {"model_type": "qwen3"},
         "weight_bytes": 123,
+        "draft_bytes": 0,
         "weight_source": "files",
         "problem": None,
     }
@@ -83,20 +96,21 @@ def test_a_folder_whose_name_is_a_pattern(tmp_path):
     path = tmp_path / "model[1]"
     path.mkdir()
     (path / "config.json").write_text("{}")
-    (path / "model.safetensors").write_text("xyz")
+    (path / "model.safetensors").write_bytes(safetensors({"a": 3}))
     assert model(str(path))["weight_bytes"] == 3
 
 
-def test_an_index_tells_the_size(folder):
-    files = {"a.safetensors": "x", "b.safetensors": "xy"}
+def test_headers_tell_the_size_and_not_the_index(folder):
+    files = {"a.safetensors": safetensors({"a": 1}), "b.safetensors": safetensors({"b": 20, "c": 300})}
     path = folder({**files, "model.safetensors.index.json": index(*files, metadata={"total_size": 1000})})
     told = model(str(path))
-    assert (told["weight_bytes"], told["weight_source"], told["problem"]) == (1000, "index", None)
+    assert (told["weight_bytes"], told["weight_source"], told["problem"]) == (321, "index", None)
 
 
-def test_an_index_without_a_size_is_counted(folder):
-    files = {"a.safetensors": "x", "b.safetensors": "xy"}
-    path = folder({**files, "model.safetensors.index.json": index(*files, "a.safetensors")})
+def test_files_that_the_index_does_not_name_do_not_count(folder):
+    files = {"a.safetensors": safetensors({"a": 1}), "b.safetensors": safetensors({"b": 2})}
+    more = {"consolidated.safetensors": safetensors({"a": 500})}
+    path = folder({**files, **more, "model.safetensors.index.json": index(*files, "a.safetensors")})
     assert model(str(path))["weight_bytes"] == 3
 
 
@@ -114,7 +128,7 @@ def test_a_link_whose_target_is_gone_is_missing(folder):
     blob = path.parent / "blob"
     (path / "a.safetensors").symlink_to(blob)
     assert "lacks a.safetensors" in model(str(path))["problem"]
-    blob.write_text("xx")
+    blob.write_bytes(safetensors({"a": 2}))
     assert (model(str(path))["problem"], model(str(path))["weight_bytes"]) == (None, 2)
 
 
@@ -122,6 +136,75 @@ def test_a_link_whose_target_is_gone_is_missing(folder):
 def test_an_index_that_is_none(folder, text):
     path = folder({"model.safetensors.index.json": text})
     assert model(str(path))["problem"].startswith(f"{path}/model.safetensors.index.json can't be read: ")
+
+
+TENSORS = {
+    "model.embed_tokens.weight": 1,
+    "model.layers.0.mlp.weight": 20,
+    "model.layers.1.mlp.weight": 300,
+    "model.layers.2.eh_proj.weight": 4000,
+    "visual.blocks.7.weight": 50000,
+    "lm_head.weight": 600000,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "more", "draft"),
+    [
+        ({"num_hidden_layers": 2}, {}, 4000),
+        ({"num_hidden_layers": 3}, {}, 0),
+        ({"text_config": {"num_hidden_layers": 2}, "num_hidden_layers": 9}, {}, 4000),
+        ({}, {}, 0),
+        ({"num_hidden_layers": 2}, {"mtp.fc.weight": 7000000, "mtp.layers.0.mlp.weight": 80000000}, 87004000),
+        ({}, {"mtp.fc.weight": 7000000}, 7000000),
+        ({"num_hidden_layers": 3}, {"model.mtp_gate.weight": 7000000}, 0),
+        ({"num_hidden_layers": 2}, {"model.language_model.layers.12.weight": 7000000}, 7004000),
+    ],
+)
+def test_a_draft_head_is_counted_by_itself(folder, config, more, draft):
+    sizes = {**TENSORS, **more}
+    told = model(str(folder({"model.safetensors": safetensors(sizes)}, config=json.dumps(config))))
+    assert (told["draft_bytes"], told["weight_bytes"], told["problem"]) == (draft, sum(sizes.values()) - draft, None)
+
+
+def test_a_draft_head_in_a_file_of_its_own_is_found(folder):
+    files = {"a.safetensors": safetensors({"model.layers.0.w": 5}), "mtp.safetensors": safetensors({"mtp.fc.w": 7})}
+    told = model(str(folder({**files, "model.safetensors.index.json": index(*files)})))
+    assert (told["weight_bytes"], told["draft_bytes"]) == (5, 7)
+
+
+def test_what_is_no_safetensors_has_no_draft_of_its_own(folder):
+    told = model(str(folder({"a.bin": "x" * 5})))
+    assert (told["weight_bytes"], told["draft_bytes"], told["problem"]) == (5, None, None)
+
+
+BROKEN = {
+    "empty": b"",
+    "short length": b"\x01\x00",
+    "text": b"<html>404 Not Found</html>",
+    "no JSON": safetensors({}, header=b"{no json"),
+    "cut header": safetensors({"a": 3})[:20],
+    "no text": safetensors({}, header=b"\xff\xfe"),
+    "a list": safetensors({}, header=b"[]"),
+    "no offsets": safetensors({}, header=b'{"a": {"dtype": "U8"}}'),
+    "no numbers": safetensors({}, header=b'{"a": {"data_offsets": ["a", "b"]}}'),
+    "one offset": safetensors({}, header=b'{"a": {"data_offsets": [0]}}'),
+}
+
+
+@pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
+def test_a_weight_file_with_a_broken_header_is_a_problem(folder, text):
+    told = model(str(folder({"a.safetensors": safetensors({"a": 1}), "b.safetensors": text})))
+    assert (told["config"], told["weight_bytes"], told["draft_bytes"]) == ({"model_type": "qwen3"}, None, None)
+    assert "can't be read: " in told["problem"] and "\n" not in told["problem"]
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize("broken", ["empty", "no JSON"])
+def test_a_weight_file_with_a_broken_header_is_named(folder, broken, indexed):
+    files = {"a.safetensors": safetensors({"a": 1}), "b.safetensors": BROKEN[broken]}
+    path = folder({**files, **({"model.safetensors.index.json": index(*files)} if indexed else {})})
+    assert model(str(path))["problem"].startswith(f"{path}/b.safetensors ")
 
 
 def test_a_broken_link_for_the_only_weight_file(folder):

@@ -25,6 +25,7 @@ from ansible.module_utils.sglang_process import (
     orphans,
     read_stat,
     send,
+    shared_bytes,
     shared_memory,
     started_unrecorded,
     wait_until,
@@ -278,3 +279,24 @@ def test_time_since_the_boot_goes_on():
     before = sglang_process.boot_seconds()
     time.sleep(0.02)
     assert 0.01 < sglang_process.boot_seconds() - before < 5
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+def test_shared_memory_counts_when_it_is_in_use_and_private_memory_does_not(python):
+    script = """
+import mmap, time
+shared, unused, private = mmap.mmap(-1, 64 << 20), mmap.mmap(-1, 64 << 20), b"x" * (64 << 20)
+shared.write(b"x" * (64 << 20))
+print("up", flush=True)
+time.sleep(60)
+"""
+    process, _up = python(script)
+    assert 64 << 20 <= shared_bytes(read_stat(process.pid)) < 72 << 20
+
+
+def test_a_process_that_is_gone_shares_nothing(python):
+    process, _up = python(SLEEP)
+    stat = read_stat(process.pid)
+    process.kill()
+    process.wait(5)
+    assert shared_bytes(stat) == 0

@@ -1,0 +1,445 @@
+# Copyright: sglang-fleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The plan of a fleet: where its figures come from, what is summed, what earlier boots teach, and what a boot showed."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+from ansible.errors import AnsibleError, AnsibleFilterError, AnsibleTypeError
+from sglang_plan import ASSUMED_CONTEXT_GIB, boot_record, compare_boot, fleet_plan, plan_request
+
+GIB = 1 << 30
+DATA = Path(__file__).resolve().parents[2] / "data" / "memory"
+Q27 = json.loads((DATA / "models.json").read_text())["Qwen/Qwen3.6-27B"]
+DENSE = {
+    "architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
+    "head_dim": 128, "hidden_size": 1024, "intermediate_size": 3072, "vocab_size": 151936, "max_position_embeddings": 40960,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+MTP = {
+    "mem-fraction-static": 0.92, "mamba-radix-cache-strategy": "extra_buffer", "speculative-algorithm": "EAGLE",
+    "speculative-num-steps": 3, "speculative-eagle-topk": 1, "speculative-num-draft-tokens": 4, "max-running-requests": 48,
+    "max-mamba-cache-size": 24,
+}  # fmt: skip
+HICACHE = {**MTP, "max-mamba-cache-size": 48, "enable-hierarchical-cache": True, "hicache-size": 150}
+POOLS_GB = 155.35  # of one server with HICACHE
+STATED = {"gpu_free_gib": 94.97, "host_free_gb": 900}
+CARD = "NVIDIA H200"
+KIND = {"model": "q27", "gpu": CARD, "release": "0.5.17", "profile": "mtp_hicache"}
+
+
+def known(name="n-gpu0", gpus=(0,), args=None, **more):
+    """What the role knows of one server."""
+    return {
+        "spec": {
+            "name": name, "node": name.split("-")[0], "gpus": list(gpus), "args": HICACHE if args is None else args,
+            "model": "q27", "model_path": "/m/q27", "release": "0.5.17", "profile": "mtp_hicache", "device": "cuda",
+        },
+        "found": {}, "declared": {}, "model": {"path": "/m/q27", "config": Q27}, "checked": {},
+        **more,
+    }  # fmt: skip
+
+
+def found(free=(94.97,) * 4, processes=None, available_gb=900.0, limit_gb=None, model=None):
+    """A node's answer; `processes` by GPU index."""
+    return {
+        "gpus": [
+            {"index": index, "name": CARD, "free_gib": gib, "processes": (processes or {}).get(index, [])}
+            for index, gib in enumerate(free)
+        ],
+        "host_memory": {"available_gb": available_gb, "cgroup_limit_gb": limit_gb},
+        "models": {"/m/q27": {"config": Q27, "weight_bytes": int(51.05 * GIB), **(model or {})}},
+    }
+
+
+def request(*args, **more):
+    return plan_request(known(*args, **more))
+
+
+def planned(*servers, **more):
+    return fleet_plan(list(servers), **more)
+
+
+def four(**more):
+    return [request(f"n-gpu{gpu}", [gpu], **more) for gpu in range(4)]
+
+
+def record(context=None, graphs=None, **kind):
+    return {**KIND, "context_gib": context, "graphs_gib": graphs, **kind}
+
+
+# -- where figures come from ------------------------------------------------------------------------------------------
+def test_a_request_of_a_node_that_was_asked():
+    asked = request(gpus=[2], found=found((10.0, 20.0, 94.5, 40.0), limit_gb=500.0, model={"draft_bytes": 849}))
+    assert asked["cards"] == [{"index": 2, "free_gib": 94.5}]
+    assert asked["host"] == {"available_gb": 900.0, "cgroup_limit_gb": 500.0, "held_gb": 0.0}
+    assert (asked["weight_bytes"], asked["draft_bytes"], asked["config"]) == (int(51.05 * GIB), 849, Q27)
+    assert asked["kind"] == KIND
+    assert (asked["name"], asked["node"], asked["gpus"], asked["args"]) == ("n-gpu0", "n", [2], HICACHE)
+    assert asked["counted"] is True
+
+
+def test_what_was_found_wins_over_what_is_stated():
+    declared = {"gpu_free_gib": 1, "host_free_gb": 2, "gpu": "another"}
+    asked = request(found=found(), declared=declared, model={"config": {"architectures": ["Other"]}})
+    assert asked["cards"] == [{"index": 0, "free_gib": 94.97}]
+    assert (asked["host"]["available_gb"], asked["kind"]["gpu"], asked["config"]) == (900.0, CARD, Q27)
+
+
+def test_a_request_of_stated_memory():
+    stated = request(gpus=[0, 1], declared={**STATED, "cgroup_limit_gb": 700, "gpu": CARD})
+    assert stated["cards"] == [{"index": 0, "free_gib": 94.97}, {"index": 1, "free_gib": 94.97}]
+    assert stated["host"] == {"available_gb": 900, "cgroup_limit_gb": 700, "held_gb": 0.0}
+    assert (stated["kind"]["gpu"], stated["config"], stated["weight_bytes"], stated["held_gib"]) == (CARD, Q27, None, {})
+
+
+@pytest.mark.parametrize("name", ["gpu_free_gib", "host_free_gb", "cgroup_limit_gb"])
+@pytest.mark.parametrize("value", [0, -1, True, "94", [], float("-inf")])
+def test_stated_memory_is_a_number_above_0(name, value):
+    with pytest.raises(AnsibleFilterError) as caught:
+        request(declared={**STATED, name: value})
+    assert caught.value.message == f"sglang_node_memory: {name} is {value!r}: expected a number above 0"
+
+
+@pytest.mark.parametrize("more", [{}, {"found": {"gpus": [], "host_memory": {}}}, {"found": found((None,))}])
+def test_a_gpu_of_which_nothing_is_known_is_named(more):
+    with pytest.raises(AnsibleFilterError) as caught:
+        planned(request(**more))
+    assert caught.value.message == (
+        "n-gpu0: the free memory of its GPU is not known: let the node be asked, or state it in the inventory as"
+        " sglang_node_memory: {gpu_free_gib: …, host_free_gb: …}"
+    )
+
+
+def test_a_model_of_which_nothing_is_known_is_named():
+    with pytest.raises(AnsibleFilterError) as caught:
+        planned(request(declared=STATED, model={"path": "/m"}))
+    assert caught.value.message == (
+        "n-gpu0: nothing is known of the shape of model q27: let the node be asked, or put its config.json into models.yml"
+        " as config"
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"architectures": ["NewForCausalLM"]}, "model class NewForCausalLM is not one whose memory is known here"),
+        ("config.json", "the model config is a str; expected the mapping of a config.json"),
+        ([], "the model config is a list; expected the mapping of a config.json"),
+    ],
+)
+def test_what_the_arithmetic_refuses_has_the_servers_name(config, text):
+    with pytest.raises(AnsibleError) as caught:
+        planned(request(declared=STATED, model={"config": config}))
+    assert caught.value.message.startswith(f"n-gpu0 can't be planned: {text}")
+
+
+def test_weights_are_those_of_the_files_else_of_the_config():
+    of_files = planned(request(found=found()))["servers"]["n-gpu0"]
+    of_config = planned(request(declared=STATED))["servers"]["n-gpu0"]
+    assert (of_files["weights_gib"], of_files["weights_source"]) == (51.05, "its files")
+    assert (of_config["weights_gib"], of_config["weights_source"]) == (50.942, "its config")
+    assert of_files["kv_tokens"] < of_config["kv_tokens"]
+
+
+def test_every_rank_has_its_share_of_the_weights_and_the_worst_card_counts():
+    plan = planned(request(gpus=[0, 1], args={**HICACHE, "tp-size": 2}, found=found((94.97, 90.0))))["servers"]["n-gpu0"]
+    assert (plan["ranks"], plan["weights_gib"], plan["free_gpu_gib"]) == (2, 25.525, 87.82)
+    assert plan["free_source"] == "90.00 free less 2.18 assumed for contexts"
+
+
+def test_the_draft_of_a_quantised_checkpoint_is_that_of_its_files_with_the_tensors_it_shares():
+    config = {**Q27, "quantization_config": {"quant_method": "fp8"}}
+    asked = request(found=found(model={"config": config, "draft_bytes": 400_000_000}))
+    plan = planned(asked)["servers"]["n-gpu0"]
+    shared = 2 * 248320 * 5120 * 2  # embedding and output layer in bfloat16
+    assert plan["draft_weights_gib"] == round((400_000_000 + shared) / GIB, 3)
+    unquantised = planned(request(found=found(model={"draft_bytes": 400_000_000})))["servers"]["n-gpu0"]
+    assert unquantised["draft_weights_gib"] == pytest.approx(5.53, abs=0.01)
+
+
+@pytest.mark.parametrize(("config", "kind"), [(Q27, "multimodal"), (DENSE, "text")])
+def test_contexts_are_assumed_until_a_boot_has_told(config, kind):
+    asked = request(args={"mem-fraction-static": 0.9}, declared=STATED, model={"config": config})
+    plan = planned(asked)["servers"]["n-gpu0"]
+    assert plan["free_gpu_gib"] == round(94.97 - ASSUMED_CONTEXT_GIB[kind], 2)
+    assert plan["free_source"] == f"94.97 free less {ASSUMED_CONTEXT_GIB[kind]:.2f} assumed for contexts"
+
+
+# -- earlier boots ----------------------------------------------------------------------------------------------------
+def test_contexts_are_the_median_of_boots_of_the_model_gpu_and_release():
+    others = [record(9.9, release="0.5.18"), record(9.9, gpu="A100"), record(9.9, model="other"), record(None)]
+    records = [record(2.0), record(2.5, profile="nomtp"), record(2.2), *others]
+    plan = planned(request(found=found()), records=records)["servers"]["n-gpu0"]
+    assert plan["free_gpu_gib"] == round(94.97 - 2.2, 2)
+    assert plan["free_source"] == "94.97 free less 2.20 for contexts as in 3 earlier boots"
+    one = planned(request(found=found()), records=records[:1])["servers"]["n-gpu0"]
+    assert one["free_source"] == "94.97 free less 2.00 for contexts as in 1 earlier boot"
+
+
+def test_graphs_are_the_median_of_boots_of_the_profile_too():
+    others = [record(graphs=9.9, profile="mtp"), record(graphs=9.9, gpu="A100"), record(2.18)]
+    records = [record(graphs=3.0), record(graphs=1.0), record(graphs=1.51), record(graphs=1.5), *others]
+    plan = planned(request(found=found()), records=records)["servers"]["n-gpu0"]
+    assert (plan["graphs_gib"], plan["graphs_boots"]) == (1.5, 4)
+    none = planned(request(found=found()), records=others)["servers"]["n-gpu0"]
+    assert (none["graphs_gib"], none["graphs_boots"]) == (None, 0)
+
+
+def test_a_stated_gpu_lets_boots_teach_where_no_node_is_asked():
+    records = [record(2.0)]
+    assert planned(request(declared=STATED), records=records)["servers"]["n-gpu0"]["free_gpu_gib"] == 92.79
+    named = request(declared={**STATED, "gpu": CARD})
+    assert planned(named, records=records)["servers"]["n-gpu0"]["free_gpu_gib"] == 92.97
+
+
+# -- servers that run, and nodes --------------------------------------------------------------------------------------
+def running(gpu=0, restarts=True, pids=(70, 71), **more):
+    """A server that holds its card and its host pools."""
+    holds = {"pids": list(pids), "host_gb": POOLS_GB}
+    processes = {gpu: [{"pid": 70, "used_gib": 80.0}, {"pid": 71, "used_gib": 5.0}, {"pid": 99, "used_gib": 1.0}]}
+    free = tuple(8.97 if index == gpu else 94.97 for index in range(4))
+    told = found(free, processes, **more)
+    return request(f"n-gpu{gpu}", [gpu], found=told, checked={"holds": holds, "restarts": restarts})
+
+
+def test_what_a_running_server_holds_is_given_back():
+    asked = running(available_gb=100.0)
+    assert asked["held_gib"] == {0: 85.0}
+    assert asked["host"]["held_gb"] == POOLS_GB
+    fleet = planned(asked)
+    assert fleet["servers"]["n-gpu0"]["free_source"].startswith("93.97 free less")  # the stranger's 1 GiB stays
+    assert (fleet["nodes"]["n"]["available_gb"], fleet["fits"]) == (255.35, True)
+
+
+def test_a_stranger_on_the_card_gives_nothing_back():
+    assert running(pids=[])["held_gib"] == {0: 0}
+
+
+def test_a_server_that_runs_unchanged_is_not_summed():
+    fleet = planned(running(restarts=False, available_gb=100.0))
+    assert fleet["servers"]["n-gpu0"]["counted"] is False
+    assert fleet["nodes"]["n"] == {
+        "fits": True, "host_total_gb": 0, "host_pools_gb": 0, "reasons": [], "available_gb": 100.0, "cgroup_limit_gb": None,
+    }  # fmt: skip
+    beside = planned(running(restarts=False, available_gb=100.0), request("n-gpu1", [1], found=found(available_gb=100.0)))
+    assert beside["nodes"]["n"]["host_pools_gb"] == pytest.approx(POOLS_GB, abs=0.2)
+    assert beside["fits"] is False
+
+
+def test_a_server_that_runs_unchanged_is_no_reason():
+    tight = plan_request({**known(found=found((40.0,))), "checked": {"restarts": False}})
+    fleet = planned(tight)
+    assert fleet["servers"]["n-gpu0"]["fits"] is False
+    assert (fleet["fits"], fleet["reasons"]) == (True, [])
+
+
+def test_servers_of_a_node_share_its_memory():
+    fits = fleet_plan(four(declared=STATED))
+    assert (fits["fits"], fits["nodes"]["n"]["host_pools_gb"]) == (True, pytest.approx(4 * POOLS_GB, abs=0.01))
+    fleet = fleet_plan(four(declared={**STATED, "host_free_gb": 600}))
+    assert (fleet["schema"], fleet["fits"]) == (1, False)
+    assert fleet["reasons"] == [
+        "n: host pools 155.35 + 155.35 + 155.35 + 155.35 GB = 621.40 GB do not fit into the node's available memory,"
+        " 600.00 GB, of which 10.74 GB stay free: lower hicache-size"
+    ]
+    assert all(plan["fits"] for plan in fleet["servers"].values())
+
+
+def test_the_limit_of_the_cgroup_counts_where_it_is_lower():
+    fleet = fleet_plan(four(declared={**STATED, "cgroup_limit_gb": 350}))
+    assert fleet["nodes"]["n"]["cgroup_limit_gb"] == 350
+    assert "do not fit into the limit of its cgroup, 350.00 GB" in fleet["reasons"][0]
+
+
+def test_nodes_are_summed_each_by_itself():
+    fleet = planned(request("a-gpu0", declared={**STATED, "host_free_gb": 100}), request("b-gpu0", declared=STATED))
+    assert list(fleet["nodes"]) == ["a", "b"]
+    assert [reason.split(":")[0] for reason in fleet["reasons"]] == ["a"]
+
+
+def test_a_server_that_does_not_fit_is_named():
+    fleet = planned(request(declared={**STATED, "gpu_free_gib": 40}))
+    assert fleet["fits"] is False
+    assert fleet["reasons"][0].startswith("n-gpu0: weights of 56.47 GiB leave ")
+    assert fleet["servers"]["n-gpu0"]["reasons"] == [reason.partition(": ")[2] for reason in fleet["reasons"]]
+
+
+def test_a_host_of_which_nothing_is_known_matters_where_there_are_pools():
+    stated = {"gpu_free_gib": 94.97}
+    fleet = planned(request(args=MTP, declared=stated))
+    assert (fleet["nodes"], fleet["fits"]) == ({}, True)
+    with pytest.raises(AnsibleFilterError) as caught:
+        planned(request(declared=stated))
+    assert caught.value.message.startswith("n: its free host memory is not known and a profile takes host pools: let the node")
+
+
+# -- strict, tolerant, wanted -----------------------------------------------------------------------------------------
+def test_a_server_that_cannot_be_planned_is_an_error_or_named():
+    new = request("n-gpu0", [0], declared=STATED, model={"config": {"architectures": ["NewForCausalLM"]}})
+    old = request("n-gpu1", [1], declared=STATED)
+    with pytest.raises(AnsibleFilterError, match="n-gpu0 can't be planned"):
+        planned(new, old)
+    fleet = planned(new, old, tolerant=True)
+    assert list(fleet["servers"]) == ["n-gpu1"]
+    assert fleet["unplanned"]["n-gpu0"].startswith("n-gpu0 can't be planned: model class NewForCausalLM")
+    assert fleet["nodes"]["n"]["host_pools_gb"] == pytest.approx(POOLS_GB, abs=0.01)
+    assert planned(old)["unplanned"] == {}
+
+
+def test_without_a_wish_there_is_no_suggestion():
+    assert planned(request(declared=STATED))["servers"]["n-gpu0"]["suggestion"] is None
+
+
+def test_wishes_reach_the_suggestion():
+    stated = request(args=MTP, declared=STATED)
+    of_16 = planned(stated, want_running=16)["servers"]["n-gpu0"]["suggestion"]
+    assert of_16["possible"] and of_16["plan"]["max_running_requests"] == 16
+    assert of_16["plan"]["kv_tokens"] >= 16 * 8192
+    long = planned(stated, want_running=24, want_context=16384)["servers"]["n-gpu0"]["suggestion"]
+    assert (long["possible"], long["lossy"]) == (False, [])
+    assert any("24 requests x 16384 tokens" in reason for reason in long["reasons"])
+    lossy = planned(stated, want_running=24, want_context=16384, allow_lossy=True)["servers"]["n-gpu0"]["suggestion"]
+    assert lossy["possible"] and len(lossy["lossy"]) == 2
+
+
+def test_a_length_without_a_number_of_requests_is_refused():
+    with pytest.raises(AnsibleFilterError) as caught:
+        planned(request(declared=STATED), want_context=4096)
+    assert caught.value.message.startswith("want_context goes with want_running")
+
+
+@pytest.mark.parametrize("wish", [{"want_running": 0}, {"want_running": True}, {"want_running": 4, "want_context": -1}])
+def test_a_wish_that_is_no_count_is_refused(wish):
+    with pytest.raises(AnsibleError, match=f"n-gpu0 can't be planned: {list(wish)[-1]} is "):
+        planned(request(declared=STATED), **wish)
+
+
+@pytest.mark.parametrize("servers", [{}, "text", None])
+def test_what_is_no_list_of_servers_is_refused(servers):
+    with pytest.raises(AnsibleTypeError, match="sglang_fleet_plan needs a list of servers, got"):
+        fleet_plan(servers)
+
+
+def test_no_server_is_an_empty_plan():
+    assert fleet_plan([]) == {"schema": 1, "fits": True, "reasons": [], "servers": {}, "nodes": {}, "unplanned": {}}
+
+
+def test_input_is_left_as_it_is():
+    servers, records = four(found=found()), [record(2.0, 1.0)]
+    before = copy.deepcopy((servers, records))
+    fleet_plan(servers, records, want_running=16)
+    assert (servers, records) == before
+
+
+# -- planned against observed -----------------------------------------------------------------------------------------
+def compared(planned_figures, observed, cap=None):
+    return {row["figure"]: row for row in compare_boot(planned_figures, observed, cap)}
+
+
+def test_figures_stand_beside_each_other():
+    rows = compared({"kv_tokens": 367751, "mamba_slots": 24}, {"kv_tokens": 365151, "state_slots": 24})
+    assert rows["kv_tokens"] == {
+        "figure": "kv_tokens", "planned": 367751, "observed": 365151, "off": 0.0071, "rounding": False, "warn": False,
+    }  # fmt: skip
+    assert (rows["mamba_slots"]["off"], rows["mamba_slots"]["warn"]) == (0.0, False)
+
+
+def test_what_one_side_lacks_is_left_out():
+    assert compare_boot({"kv_tokens": 1, "kv_gib": None}, {"weights_gib": 51.0, "kv_k_gib": 1.0}) == []
+    assert compare_boot({}, {}) == []
+    assert compare_boot({"mamba_slots": 0, "host_kv_gb": 0.0}, {"state_slots": 0, "host_kv_gb": 0.0}) == []
+
+
+def test_keys_and_values_are_summed():
+    assert compared({"kv_gib": 22.4457}, {"kv_k_gib": 11.14, "kv_v_gib": 11.14})["kv_gib"]["observed"] == 22.28
+
+
+def test_the_servers_own_word_on_its_cap_wins_over_the_log():
+    plan = {"max_running_requests": 4}
+    assert compared(plan, {"max_running_requests": 9})["max_running_requests"]["observed"] == 9
+    assert compared(plan, {"max_running_requests": 9}, 4)["max_running_requests"] == {
+        "figure": "max_running_requests", "planned": 4, "observed": 4, "off": 0.0, "rounding": False, "warn": False,
+    }  # fmt: skip
+    assert compared(plan, {"max_running_requests": 9}, 0)["max_running_requests"]["observed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("plan", "observed", "off", "warn"),
+    [
+        ({"kv_tokens": 102}, {"kv_tokens": 100}, 0.02, False),
+        ({"kv_tokens": 103}, {"kv_tokens": 100}, 0.03, True),
+        ({"kv_tokens": 97}, {"kv_tokens": 100}, -0.03, True),
+        ({"kv_tokens": 5}, {"kv_tokens": 0}, 1.0, True),
+        ({"kv_tokens": 0}, {"kv_tokens": 5}, -1.0, True),
+        # 0.07 is all that a log of two decimals tells of 0.0687; 2 GiB of 40 is no rounding.
+        ({"mamba_conv_gib": 0.0687}, {"state_conv_gib": 0.08}, -0.1413, False),
+        ({"weights_gib": 40.0}, {"weights_gib": 42.0}, -0.0476, True),
+        ({"host_kv_gb": 0.501}, {"host_kv_gb": 0.52}, -0.0365, False),
+        ({"host_kv_gb": 0.5}, {"host_kv_gb": 0.53}, -0.0566, True),
+        ({"host_mamba_gb": 4.618}, {"host_state_gb": 4.62}, -0.0004, False),
+        ({"mamba_slots": 1}, {"state_slots": 1.01}, -0.0099, False),
+    ],
+)
+def test_what_is_far_off_is_marked_and_rounding_is_not(plan, observed, off, warn):
+    (row,) = compare_boot(plan, observed)
+    assert (row["off"], row["warn"]) == (off, warn)
+
+
+# -- records ----------------------------------------------------------------------------------------------------------
+READY = {
+    "state": "ready", "outcome": "ready", "launched_at": "2026-11-29T16:30:56Z", "cap": 9, "elapsed": 61.5,
+    "stage_seconds": {"weights": 41.4},
+    "figures": {"free_gpu_gib": 92.60, "available_gib": 4.5, "graphs_gib": 2.96, "kv_tokens": 264000, "state_slots": 48},
+}  # fmt: skip
+
+
+def test_a_record_has_the_plan_what_was_seen_and_what_only_a_boot_tells():
+    told = {**known(found=found()), "ready": READY}
+    plan = planned(plan_request(known(found=found())))["servers"]["n-gpu0"]
+    kept = boot_record(told, plan)
+    seen = {
+        "schema": 1, "server": "n-gpu0", "node": "n", "launched_at": "2026-11-29T16:30:56Z", "outcome": "ready",
+        "elapsed": 61.5, "stage_seconds": {"weights": 41.4},
+    }  # fmt: skip
+    assert {name: kept[name] for name in seen} == seen
+    assert {name: kept[name] for name in KIND} == KIND
+    assert kept["planned"] == plan
+    assert kept["observed"] == {**READY["figures"], "cap": 9}
+    assert {row["figure"] for row in kept["compared"]} == {"kv_tokens", "mamba_slots", "max_running_requests"}
+    assert kept["context_gib"] == 2.37
+    assert kept["graphs_gib"] == 2.96
+    assert json.loads(json.dumps(kept)) == kept
+
+
+def test_a_record_teaches_the_next_plan():
+    asked = plan_request(known(found=found()))
+    kept = boot_record({**known(found=found()), "ready": READY}, planned(asked)["servers"]["n-gpu0"])
+    plan = planned(asked, records=[kept])["servers"]["n-gpu0"]
+    assert plan["free_gpu_gib"] == READY["figures"]["free_gpu_gib"]
+    assert (plan["graphs_gib"], plan["graphs_boots"]) == (kept["graphs_gib"], 1)
+
+
+def test_contexts_of_a_server_that_was_replaced_are_counted_from_the_free_card():
+    told = found((8.97,), {0: [{"pid": 70, "used_gib": 86.0}]})
+    checked = {"holds": {"pids": [70], "host_gb": 0.0}, "restarts": True}
+    assert boot_record({**known(found=told, checked=checked), "ready": READY})["context_gib"] == 2.37
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"declared": STATED},
+        {"found": {"gpus": [], "host_memory": {}}},
+        {"found": found((None,))},
+        {"found": found(), "ready": {**READY, "figures": {}}},
+    ],
+)
+def test_what_a_boot_does_not_tell_is_null(more):
+    kept = boot_record({**known(), "ready": READY, **more})
+    assert (kept["context_gib"], kept["compared"], kept["planned"]) == (None, [], {})
