@@ -238,8 +238,9 @@ def fleet_plan(servers, records=None, want_running=None, want_context=None, allo
 def compare_boot(plan, figures, cap=None):
     """Planned against observed: ``[{"figure", "planned", "observed", "off", "rounding", "warn"}]``.
 
-    What the log did not tell is left out. ``figures``: of module sglang_wait; ``cap``: the running server's own word. ``off`` is a share of what was observed;
-    ``warn`` is set above 2 %, for GiB and GB only when it is more than the log's rounding.
+    What the log did not tell is left out. ``figures``: of module sglang_wait; ``cap``: the running server's own word.
+    ``off`` is a share of what was observed. ``rounding`` marks GiB and GB that differ by less than a log of two decimals
+    shows. ``warn`` is set above 2 % for all others.
     """
     seen = {**figures, "cap": cap if cap is not None else figures.get("max_running_requests")}
     if "kv_k_gib" in seen and "kv_v_gib" in seen:
