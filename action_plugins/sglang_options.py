@@ -10,6 +10,7 @@ import getpass
 import re
 import socket
 
+from ansible import context
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
@@ -22,6 +23,7 @@ TYPES = {
     "str": "text",
     "path": "a path",
     "list": "a list",
+    "dict": "a mapping",
 }
 
 
@@ -37,6 +39,7 @@ class ActionModule(ActionBase):
         given = load_extra_vars(self._loader)
         self._refuse_misspelled(given, options)
         self._refuse_wrong_type(given, options)
+        self._refuse_blank_limit()
         self._refuse_empty_selection(task_vars)
         result.update(changed=False, who=f"{getpass.getuser()}@{socket.gethostname()}")
         return result
@@ -54,6 +57,14 @@ class ActionModule(ActionBase):
             wrong = ArgumentSpecValidator({name: {"type": kind}}).validate({name: given[name]}).error_messages
             if wrong or given[name] is None or given[name] == "":
                 raise AnsibleActionFail(f"-e {name} is {given[name]!r}: expected {TYPES[kind]}")
+            if kind == "int" and int(given[name]) <= 0:
+                raise AnsibleActionFail(f"-e {name} is {given[name]!r}: expected a whole number above 0")
+
+    def _refuse_blank_limit(self):
+        # Ansible takes it for no limit at all: `--limit "$UNSET"` would be the whole fleet.
+        limit = context.CLIARGS.get("subset")
+        if limit is not None and not str(limit).strip():
+            raise AnsibleActionFail("--limit is empty: name servers, or leave it out for the whole fleet")
 
     def _refuse_empty_selection(self, task_vars):
         groups = task_vars["groups"]

@@ -148,7 +148,7 @@ def flags(args, releases=None, release="0"):
     for name in sorted(_mapping("args", args), key=str):
         if not isinstance(name, str) or not FLAG_NAME.match(name):
             fixed = re.sub(r"[^a-z0-9]+", "-", str(name).lower()).strip("-")
-            raise AnsibleFilterError(f"flag '{name}': expected its name without dashes in front, such as '{fixed}'")
+            raise AnsibleFilterError(f"flag '{name}': expected its name in lower case, single dashes inside: '{fixed}'")
         lines.append(_words(spell(name, releases, release) if releases else name, args[name]))
     return [line for line in lines if line]
 
@@ -161,7 +161,8 @@ def flag_changes(before, after):
         if line is None:
             return "unset"
         first, *rest = line
-        return " ".join([first.partition("=")[2], *rest] if "=" in first else rest) or "set"
+        text = " ".join([first.partition("=")[2], *rest] if "=" in first else rest) or "set"
+        return text.replace("\n", "\\n")  # one line a difference
 
     names = [*old, *(name for name in new if name not in old)]
     return [f"{name}: {shown(old.get(name))} -> {shown(new.get(name))}" for name in names if old.get(name) != new.get(name)]
@@ -232,6 +233,7 @@ def launch_spec(request):
     problem = found.get("models", {}).get(model["path"], {}).get("problem")
     if problem:
         raise AnsibleFilterError(f"{request['name']}: {problem}")
+    looked = found.get("models", {}).get(model["path"])
     slug = request["slug"]
     own = {
         "model-path": model["path"],
@@ -252,6 +254,8 @@ def launch_spec(request):
     chosen = {}
     for what, layer in layers:
         chosen.update(_only_allowed(what, layer))
+    if looked and looked.get("weight_source") is None and chosen.get("load-format") != "dummy":
+        raise AnsibleFilterError(f"{request['name']}: {model['path']} holds no weights: copy the model's weight files there")
     lines = [line for name in own for line in flags({name: own[name]}, releases, release)]
     lines += flags(chosen, releases, release)
     environment = _environment(

@@ -76,7 +76,8 @@ SERVER_VARIABLES = {
 SERVER_KEYS = ("gpus", "port", *SERVER_VARIABLES)
 NODE_KEYS = ("gpus", "servers", "base_port", *SERVER_VARIABLES)
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
-LOWEST_PORT, HIGHEST_PORT = 1, 65535
+LOWEST_PORT = 1
+HIGHEST_PORT = 65535
 PARSER_ERROR = 4  # ansible-playbook's own exit code for input that it cannot parse
 
 
@@ -160,7 +161,8 @@ def fleet_servers(name, node, base_port, common):
         port = _port(server, entry.get("port", base_port + slot))
         for gpu in entry["gpus"]:
             if gpu in gpu_owner:
-                raise FleetError(f"{where}: GPU {gpu} is given twice, to {gpu_owner[gpu]} and to {server}")
+                both = f"to {gpu_owner[gpu]} and to {server}" if gpu_owner[gpu] != server else f"both times to {server}"
+                raise FleetError(f"{where}: GPU {gpu} is given twice, {both}")
             gpu_owner[gpu] = server
         if port in port_owner:
             raise FleetError(f"{where}: port {port} is given twice, to {port_owner[port]} and to {server}")

@@ -183,6 +183,7 @@ from ansible.module_utils.sglang_process import (
     describe,
     identity,
     listeners,
+    marked,
     members,
     orphans,
     send,
@@ -216,6 +217,7 @@ parser.parse_args(words)
 """
 CHECK_SECONDS = 300
 ARGPARSE_ERROR = 2
+MAIN_PROCESS = "sglang.launch_server"
 EARLY_DEATH_SECONDS = 0.5
 KILL_SECONDS = 20
 GPU_SECONDS = 30
@@ -247,6 +249,14 @@ class Server:
             found = started_unrecorded(params["root"], self.name)
             self.state["identity"] = identity(found.pid) if found else None
         self.process = alive(self.state.get("identity"))
+        self.warnings = []
+        owner = self.state.get("name")
+        if owner and owner != self.name and self.process is not None:
+            raise Refused(
+                f"{self.paths.state} belongs to {owner}, which runs (pid {self.process.pid}), and not to {self.name}:"
+                " give each node a sglang_root of its own, or stop it under its old name",
+                cause="owner",
+            )
         self.launch_sha256 = launch_sha256(params["argv"] or [], params["env"], params["secrets"])
 
     @property
@@ -269,9 +279,10 @@ class Server:
         return orphans(self.params["root"], self.name, known, argv[0])
 
     def by_hand(self):
-        """The listener of a start script that someone ran by hand, or None."""
-        ours = {stat.pid for stat in self.leftovers()}
-        return next((listener for listener in listeners(self.params["port"]) if listener.pid in ours), None)
+        """The main process of a start script that someone ran by hand (or whose state file is gone), or None."""
+        if self.process is not None:
+            return None
+        return next((stat for stat in marked(self.params["root"], self.name) if MAIN_PROCESS in command(stat.pid)), None)
 
     def strangers(self):
         """Listeners on our port that are none of our processes."""
@@ -313,7 +324,7 @@ def check_flags(module, server):
     if keep:
         server.paths.make()
     # Servers of a node mostly have the same flags: the first one asks, the others wait for its answer.
-    guard = lock(verdict + ".lock", server.params["who"], CHECK_SECONDS) if keep else None
+    guard = lock(os.path.join(server.paths.cache, "flags.lock"), server.params["who"], CHECK_SECONDS) if keep else None
     try:
         if guard:
             guard.__enter__()
@@ -391,8 +402,8 @@ def check_replaceable(server):
         by_hand = server.by_hand()
         if by_hand:
             raise Refused(
-                f"{server.name} was started by hand and listens on port {by_hand.port} ({describe(by_hand)}): end it, or run"
-                " stop.yml for this server, or -e replace=true",
+                f"{server.name} runs as pid {by_hand.pid}, started by hand or its state file is gone: end it, or run stop.yml"
+                " for this server, or -e replace=true",
                 cause="running",
             )
         return
@@ -489,6 +500,8 @@ def launch(server):
         "launched_boot_seconds": boot_seconds(),
         "launched_by": params["who"],
         "stopped_at": None,
+        "stopping_at": None,
+        "ready_at": None,
         "record": params["record"],
         "previous": {key: server.state.get(key) for key in KEPT_OF_PREVIOUS} if server.state else None,
     }
@@ -547,7 +560,8 @@ def stop(server):
     def left():
         return members(root, name, session) if session else server.leftovers()
 
-    by_hand = server.by_hand() if server.process is None else None
+    by_hand = server.by_hand()
+    note(server, stopping_at=utc_now(), stopping_by=params["who"])
     main = identity(server.process.pid) if server.process else identity(by_hand.pid) if by_hand else None
     if main is not None:
         # To the main process alone: to the whole group it looks like a crash of the children and nothing is drained.
@@ -579,10 +593,20 @@ def stop(server):
 
 def note_stopped(server):
     """Write down that the server was stopped, by whom and why."""
-    if server.state.get("identity") and not server.state.get("stopped_at"):
+    if not server.state.get("stopped_at"):
         params = server.params
-        ended = {"stopped_at": utc_now(), "stopped_by": params["who"], "stopped_because": params["because"]}
-        write_state(server.paths.state, {**server.state, **ended, "shared_memory": []})
+        note(server, stopped_at=utc_now(), stopped_by=params["who"], stopped_because=params["because"], shared_memory=[])
+
+
+def note(server, **told):
+    """Add to the state file, if there is one. A disk that takes nothing more must not keep a server from being stopped."""
+    if not server.state.get("identity"):
+        return
+    server.state.update(told)
+    try:
+        write_state(server.paths.state, server.state)
+    except OSError as error:
+        server.warnings.append(f"{server.name}: {server.paths.state} could not be written: {error.strerror}")
 
 
 def wait_for_gpu(server, pids):
@@ -625,7 +649,12 @@ def ensure_started(module, server):
                 cause="usage",
             )
     check_root(server)
-    check_replaceable(server)
+    try:
+        check_replaceable(server)
+    except Refused as refusal:
+        if not module.check_mode:
+            raise
+        module.warn(f"without --check this is refused: {refusal}")
     check_port(server)
     same = server.same()
     script_changed = read_text(params["script_path"]) != params["script"]
@@ -667,7 +696,22 @@ def ensure_stopped(module, server):
     result["killed"] = stop(server)
     result["elapsed"] = round(time.monotonic() - started, 1)
     result["pid"] = None
+    for warning in server.warnings:
+        module.warn(warning)
     return result
+
+
+@contextlib.contextmanager
+def guarded(module, paths):
+    """Hold the server's lock. Where the disk takes no lock file (full, read-only), a stop goes on without."""
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(lock(paths.lock, module.params["who"], module.params["lock_timeout"]))
+        except OSError as error:
+            if module.params["state"] != "stopped":
+                raise
+            module.warn(f"{module.params['name']}: stopped without a lock: {paths.lock}: {error.strerror}")
+        yield
 
 
 def main():
@@ -699,9 +743,10 @@ def main():
     try:
         if read_only and not (module.params["state"] == "started" and not module.check_mode):
             module.exit_json(**act(module, Server(module.params)))
-        check_root(Server(module.params))
-        paths.make()
-        with lock(paths.lock, module.params["who"], module.params["lock_timeout"]):
+        if module.params["state"] != "stopped":
+            check_root(Server(module.params))
+            paths.make()
+        with guarded(module, paths):
             module.exit_json(**act(module, Server(module.params)))
     except Busy as holder:
         module.fail_json(
@@ -712,7 +757,11 @@ def main():
         module.fail_json(msg=str(refusal), **refusal.data)
     except OSError as error:
         module.fail_json(
-            msg=f"{module.params['name']}: {error.filename or module.params['root']}: {error.strerror or error}", cause="os"
+            msg=(
+                f"{module.params['name']}: {error.filename or module.params['root']}: {error.strerror or error}:"
+                " free space there, or give this user the right to write"
+            ),
+            cause="os",
         )
 
 

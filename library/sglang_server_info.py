@@ -90,7 +90,7 @@ from ansible.module_utils.sglang_log import (
     stamp_seconds,
 )
 from ansible.module_utils.sglang_node import gpus, host_memory
-from ansible.module_utils.sglang_process import alive, boot_id, boot_seconds, describe, listeners, members
+from ansible.module_utils.sglang_process import alive, boot_id, boot_seconds, command, describe, listeners, members
 from ansible.module_utils.sglang_state import Paths, read_state, read_text
 
 GIB = 1 << 30
@@ -131,8 +131,8 @@ def start_up(state, limits):
     """``(stage, cause)`` of a start: cause is a sentence when it will not go on by itself."""
     try:
         lines = read_startup(state["log"])
-    except OSError as error:
-        return None, f"its log {state['log']} can't be read: {error.strerror}"
+    except OSError:
+        return READY, None  # whoever took the log away, HTTP still tells
     stage, line = stages(lines)[-1]
     cause = failure(lines) if stage != READY else None
     if cause or stage == READY:
@@ -177,13 +177,20 @@ def look(params, server, node_gpus):
         if state
         else None,
     )
+    if process and state.get("name") != server["name"]:
+        return {
+            **entry,
+            "state": "stranger",
+            "detail": f"{paths.state} belongs to {state['name']}, which runs: two nodes share a root",
+        }
+    port = state["port"] if process else server["port"]  # the one it was started with; another one is drift
     ours = members(params["root"], server["name"], process.session if process else None)
     pids = {stat.pid for stat in ours}
-    strangers = [listener for listener in listeners(server["port"]) if listener.pid not in pids]
+    strangers = [listener for listener in listeners(port) if listener.pid not in pids]
     if process is None:
-        by_hand = [listener for listener in listeners(server["port"]) if listener.pid in pids]
+        by_hand = next((pid for pid in sorted(pids) if "sglang.launch_server" in command(pid)), None)
         if by_hand:
-            return {**entry, "state": "stranger", "detail": f"was started by hand: {describe(by_hand[0])}"}
+            return {**entry, "state": "stranger", "detail": f"runs as pid {by_hand}, started by hand or its state file is gone"}
         if strangers:
             return {**entry, "state": "stranger", "detail": f"port {server['port']} belongs to {describe(strangers[0])}"}
         if not state or state.get("stopped_at"):
@@ -206,7 +213,7 @@ def look(params, server, node_gpus):
         return {**entry, "state": "starting"}
     if requests is None:
         return {**entry, "state": "ready", "detail": "not asked over HTTP: this Python has no module requests"}
-    problem, counters = probe(Client(server["host"], server["port"], api_key(paths)), params["timeout"])
+    problem, counters = probe(Client(server["host"], port, api_key(paths)), params["timeout"])
     if problem:
         return {**entry, "state": "stuck", "detail": problem}
     entry.update((key, value) for key, value in counters.items() if key in entry and value is not None)

@@ -141,6 +141,10 @@ lines:
   returned: when it failed
   type: list
   elements: str
+was_ready:
+  description: Whether this start had been ready before. Such a server is not one that failed to start.
+  returned: when it failed
+  type: bool
 log:
   description: The log of this boot.
   returned: always
@@ -180,7 +184,7 @@ from ansible.module_utils.sglang_log import (
     stamp_seconds,
 )
 from ansible.module_utils.sglang_process import alive, boot_seconds, describe, listeners, members, shared_memory
-from ansible.module_utils.sglang_state import Busy, Paths, lock, read_state, write_state
+from ansible.module_utils.sglang_state import Busy, Paths, lock, read_state, utc_now, write_state
 
 POLL_SECONDS = 0.2
 # A log line that says only that some process died is followed by the reason, or by the end, within moments.
@@ -188,6 +192,7 @@ AFTERMATH_SECONDS = 4
 GENERATE_SECONDS = 30
 ASK_SECONDS = 5
 LOCK_SECONDS = 5
+NOTE_EVERY = 10  # looks
 
 
 class Start:
@@ -201,7 +206,11 @@ class Start:
         self.client = Client(params["host"], params["port"], params["api_key"])
         self.http = "not asked yet"
         self.lines = []
+        self.log_gone = False
         self.aftermath_since = None
+        if self.state.get("ready_at") and not self.timeline:
+            # It was ready before: what was seen then is better than what its log tells by the second.
+            self.timeline = [dict(entry) for entry in self.state.get("timeline") or []]
 
     def elapsed(self):
         """Seconds since the launch, by a clock that nobody sets."""
@@ -211,8 +220,8 @@ class Start:
         """Read the log, and note when a stage was first seen."""
         try:
             self.lines = read_startup(self.state["log"])
-        except FileNotFoundError:
-            self.lines = []
+        except FileNotFoundError:  # someone removed it: HTTP has to tell
+            self.lines, self.log_gone = [], True
         seen = stages(self.lines)
         first_look = not self.timeline
         for stage, line in seen[len(self.timeline) :]:
@@ -266,7 +275,10 @@ class Start:
             self.http = f"port {self.params['port']} belongs to {describe(owners[0])}"
             return False
         try:
-            self.http = self.client.generate(GENERATE_SECONDS)
+            if self.state.get("ready_at") and (loads(self.client, ASK_SECONDS) or {}).get("running"):
+                self.http = None  # at work: a request of ours would only queue behind the others
+            else:
+                self.http = self.client.generate(GENERATE_SECONDS)
         except Silent as silent:
             self.http = str(silent)
         return self.http is None
@@ -283,15 +295,19 @@ class Start:
 
     def note_shared_memory(self):
         """Keep the names of the files that SGLang leaves in /dev/shm: after a crash nobody else knows whose they are."""
-        paths = Paths(self.params["root"], self.params["slug"])
         pids = [stat.pid for stat in members(self.params["root"], self.params["name"], self.state["identity"]["sid"])]
-        files = sorted(shared_memory(pids))
-        if files == self.state.get("shared_memory"):
+        self.note(shared_memory=sorted(set(self.state.get("shared_memory") or []) | shared_memory(pids)))
+
+    def note(self, **told):
+        """Add to the state file, unless it is by now of another start. A full disk is no reason to fail."""
+        if all(self.state.get(key) == value for key, value in told.items()):
             return
-        with contextlib.suppress(Busy), lock(paths.lock, "sglang_wait", LOCK_SECONDS):
+        paths = Paths(self.params["root"], self.params["slug"])
+        with contextlib.suppress(Busy, OSError), lock(paths.lock, "sglang_wait", LOCK_SECONDS):
             now = read_state(paths.state)
             if now.get("identity") == self.state["identity"]:
-                write_state(paths.state, {**now, "shared_memory": files})
+                write_state(paths.state, {**now, **told})
+                self.state.update(told)
 
     def verdict(self):
         """How the wait ends: ``(outcome, data)``, or None to go on."""
@@ -303,12 +319,12 @@ class Start:
         if not living:
             self.look()  # what it wrote between our look and its end
             now = read_state(Paths(self.params["root"], self.params["slug"]).state)
-            if now.get("stopped_at"):
-                stopped = f"it was stopped by {now.get('stopped_by')} at {now['stopped_at']}"
+            if now.get("stopping_at"):
+                stopped = f"it was stopped by {now.get('stopping_by')} at {now['stopping_at']}"
                 return "died", {"id": "stopped", "cause": stopped, "advice": "ask them, or deploy again"}
             cause = failure(self.lines) or aftermath(self.lines)
             return "died", cause or {"id": "died", "cause": "its main process is gone without a word", "advice": WITHOUT_A_WORD}
-        if self.stage == READY and self.serves():
+        if (self.stage == READY or self.log_gone) and self.serves():
             return READY, {"cap": self.in_force()}
         if self.stage != READY and any(match(line, AFTERMATH) for line in self.lines):
             self.aftermath_since = self.aftermath_since or time.monotonic()
@@ -380,23 +396,30 @@ def main():
         )
     if requests is None:
         module.fail_json(msg=f"{name}: " + MISSING_REQUESTS.format(python=sys.executable))
-    start = Start(params)
+    try:
+        start = Start(params)
+    except (TypeError, ValueError) as error:
+        module.fail_json(msg=f"{name}: stage_limits is {params['stage_limits']!r}: expected seconds by stage ({error})")
     if not start.state.get("identity"):
         module.fail_json(msg=f"{name} was never started below {params['root']}: run deploy.yml", outcome="absent")
     entered = time.monotonic()
     start.look()
-    known = len(params["timeline"])
+    known, looks = len(start.timeline), 0
     while True:
         ended = start.verdict()
         if ended:
             break
         news = len(start.timeline) > max(known, 1)
+        looks += 1
+        if looks % NOTE_EVERY == 0:
+            start.note_shared_memory()
         if params["slice"] and (news or time.monotonic() - entered >= params["slice"]):
             module.exit_json(**start.told(state="starting", waits_for=start.http if start.stage == READY else None))
         time.sleep(POLL_SECONDS)
     outcome, data = ended
+    start.note_shared_memory()
     if outcome == READY:
-        start.note_shared_memory()
+        start.note(ready_at=start.state.get("ready_at") or utc_now(), timeline=start.timeline)
         module.exit_json(**start.told(state=READY, outcome=READY, cap=data["cap"]))
     killed = out_of_memory(module, start.state["identity"]["pid"]) if outcome == "died" else None
     if killed:
@@ -414,6 +437,7 @@ def main():
             advice=data["advice"],
             lines=last_lines(start.lines),
             kernel=killed,
+            was_ready=bool(start.state.get("ready_at")),
         ),
     )
 

@@ -187,8 +187,13 @@ def _tensor_bytes(path):
             if length > HEADER_BYTES:
                 raise ValueError(f"a header of {length} bytes")
             header = json.loads(stream.read(length))
+            here = 8 + length
         spans = {name: tensor["data_offsets"] for name, tensor in header.items() if name != "__metadata__"}
-        return {name: end - start for name, (start, end) in spans.items()}
+        sizes = {name: end - start for name, (start, end) in spans.items()}
+        needed, has = here + max((end for _start, end in spans.values()), default=0), os.path.getsize(path)
+        if has < needed:
+            raise ValueError(f"it is cut short, {has} of {needed} bytes")
+        return sizes
     except (ValueError, KeyError, AttributeError, TypeError, struct.error) as error:
         raise Unreadable(path, error) from None
 
@@ -245,6 +250,8 @@ def model(folder):
         return {**found, "problem": f"{folder} has no config.json: it is not a model folder, or not a whole one"}
     except (OSError, ValueError) as error:
         return {**found, "problem": f"{folder}/config.json can't be read: {error}"}
+    if not isinstance(found["config"], dict):
+        return {**found, "config": None, "problem": f"{folder}/config.json holds no mapping: it is not a model's configuration"}
     try:
         found["weight_bytes"], found["draft_bytes"], found["weight_source"], missing = _weight_files(folder, found["config"])
     except Unreadable as error:

@@ -143,6 +143,52 @@ def test_benchmark_playbook_measures_what_runs(deployed, local_fleet):
     assert len(list((local_fleet.artifacts / "benchmarks" / "here-cpu0").glob("*.json"))) == 2
 
 
+def test_a_busy_server_is_left_running_by_a_deploy(deployed, local_fleet):
+    before = state(local_fleet, 0)
+    answers = []
+    clients = [
+        threading.Thread(target=lambda: answers.append(generate(local_fleet.ports[0], tokens=1000, timeout=300)))
+        for _ in range(120)
+    ]
+    for client in clients:
+        client.start()
+    time.sleep(2)
+    again = local_fleet.run("deploy", "--limit here-cpu0", benchmark=False)
+    assert again.rc == 0 and again.changed("here-cpu0") == 0, again.stdout
+    for client in clients:
+        client.join(300)
+    assert [answer.status_code for answer in answers] == [200] * 120
+    assert state(local_fleet, 0)["identity"] == before["identity"]
+
+
+def test_a_server_whose_log_was_removed_is_still_known_to_serve(deployed, local_fleet, tmp_path):
+    before = state(local_fleet, 0)
+    Path(before["log"]).rename(f"{before['log']}.away")
+    try:
+        again = local_fleet.run("deploy", "--limit here-cpu0", benchmark=False)
+        told = local_fleet.run("status", "--limit here-cpu0", status_json=str(tmp_path / "status.json"))
+    finally:
+        Path(f"{before['log']}.away").rename(before["log"])
+    assert again.rc == 0 and again.changed("here-cpu0") == 0, again.stdout
+    assert told.rc == 0, told.stdout
+    (server,) = json.loads((tmp_path / "status.json").read_text())["servers"]
+    assert (server["state"], server["pid"]) == ("ready", before["identity"]["pid"])
+
+
+def test_an_empty_limit_is_not_the_whole_fleet(deployed, local_fleet):
+    refused = local_fleet.run("stop", "--limit ''")
+    assert refused.rc != 0 and "--limit is empty" in refused.stdout
+    assert generate(local_fleet.ports[0]).status_code == 200
+
+
+def test_check_mode_shows_what_a_refused_change_would_be(deployed, local_fleet):
+    shown = local_fleet.run("deploy", "--check --diff --limit here-cpu0", sglang_server_args={"max-running-requests": 7})
+    assert shown.rc == 0, shown.stdout
+    (_script, process) = shown.tasks["Start the server"]["here-cpu0"]["diff"]
+    assert "48" in process["before"] and "\n7\n" in process["after"]
+    assert "without --check this is refused" in shown.stdout
+
+
 def test_other_flags_over_running_servers_are_refused(deployed, local_fleet):
     before = [state(local_fleet, number) for number in (0, 1)]
     refused = local_fleet.run("deploy", sglang_server_args={"max-running-requests": 7})
@@ -214,7 +260,8 @@ def test_a_stranger_on_the_port_is_named_and_left_alone(deployed, local_fleet, t
 
 def test_stop_during_a_start_leaves_no_orphan(deployed, local_fleet):
     # The engine's own answer to SIGTERM at this moment is to leave its children behind.
-    deploying = threading.Thread(target=lambda: local_fleet.run("deploy", "--limit here-cpu1", benchmark=False))
+    told = []
+    deploying = threading.Thread(target=lambda: told.append(local_fleet.run("deploy", "--limit here-cpu1", benchmark=False)))
     launched = state(local_fleet, 1)["launched_at"]
     deploying.start()
     assert sglang_process.wait_until(lambda: state(local_fleet, 1)["launched_at"] != launched, 60)
@@ -226,6 +273,7 @@ def test_stop_during_a_start_leaves_no_orphan(deployed, local_fleet):
     deploying.join(120)
     assert stopped.rc == 0, stopped.stdout
     assert not [stat for stat in sglang_process.living() if stat.session == session]
+    assert "it was stopped by" in told[0].tasks["Wait until the server serves"]["here-cpu1"]["msg"]
 
 
 def test_stop_leaves_nothing(deployed, local_fleet):

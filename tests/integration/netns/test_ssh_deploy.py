@@ -107,7 +107,14 @@ def gpu_fleet(node, replay_venv, tmp_path, **options):
             }
         },
         {
-            "sglang_models": {"qwen3.6-27b": {"path": str(model), "served_name": "qwen3.6-27b", "hybrid": True}},
+            "sglang_models": {
+                "qwen3.6-27b": {
+                    "path": str(model),
+                    "served_name": "qwen3.6-27b",
+                    "hybrid": True,
+                    "args": {"load-format": "dummy"},
+                }
+            },
             "benchmark": False,
             **options,
         },

@@ -148,7 +148,7 @@ def test_a_nul_is_refused(value):
     ("name", "fixed"), [("--port", "port"), ("Mem_Fraction", "mem-fraction"), ("a b", "a-b"), (1.5, "1-5"), ("a\n", "a")]
 )
 def test_a_name_that_is_no_flag_is_refused_with_one_that_is(name, fixed):
-    assert refusal(flags, {name: 1}) == f"flag '{name}': expected its name without dashes in front, such as '{fixed}'"
+    assert refusal(flags, {name: 1}) == f"flag '{name}': expected its name in lower case, single dashes inside: '{fixed}'"
 
 
 def test_a_name_that_is_no_text_among_others_is_refused():
@@ -445,7 +445,12 @@ def test_a_model_that_the_node_cannot_load_is_refused(request_for):
     path = "/srv/models/Qwen3.6-27B"
     absent = {"models": {path: {"problem": f"there is no model folder {path}: copy it"}}}
     assert refusal(launch_spec, request_for(found=absent)) == f"node1-gpu0: there is no model folder {path}: copy it"
-    whole = {"models": {path: {"problem": None}, "/another": {"problem": "/another is broken"}}}
+    empty = {"models": {path: {"problem": None, "weight_source": None}}}
+    assert refusal(launch_spec, request_for(found=empty)) == (
+        f"node1-gpu0: {path} holds no weights: copy the model's weight files there"
+    )
+    assert launch_spec(request_for(found=empty, args={"load-format": "dummy"}))["model_path"] == path
+    whole = {"models": {path: {"problem": None, "weight_source": "index"}, "/another": {"problem": "/another is broken"}}}
     assert launch_spec(request_for(found=whole))["model_path"] == path
 
 

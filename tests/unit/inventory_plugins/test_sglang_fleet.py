@@ -137,7 +137,7 @@ def refusal(config):
         ({"a": {"gpus": ["0"]}}, "node 'a': gpus is ['0']: expected a list of GPU indices such as [0, 1]"),
         ({"a": {"gpus": [True]}}, "node 'a': gpus is [True]: expected a list of GPU indices such as [0, 1]"),
         ({"a": {"gpus": [-1]}}, "node 'a': gpus is [-1]: expected a list of GPU indices such as [0, 1]"),
-        ({"a": {"gpus": [0, 1, 0]}}, "node 'a': GPU 0 is given twice, to a-gpu0 and to a-gpu0"),
+        ({"a": {"gpus": [0, 1, 0]}}, "node 'a': GPU 0 is given twice, both times to a-gpu0"),
         ({"a": {"servers": [{"gpus": [0, 1]}, {"gpus": [2, 1]}]}}, "node 'a': GPU 1 is given twice, to a-gpu0 and to a-gpu2"),
         (
             {"a": {"servers": [{"gpus": [0]}, {"gpus": [1], "port": 30000}]}},
@@ -220,7 +220,7 @@ def test_a_refusal_is_the_only_sentence_and_the_exit_code_is_4(inventory_command
     ran, path = inventory_command({"nodes": {"a": {"gpus": [0, 0]}}}, "--list")
     assert ran.returncode == sglang_fleet.PARSER_ERROR == 4
     assert ran.stdout == ""
-    assert ran.stderr.splitlines() == [f"[ERROR]: {path}: node 'a': GPU 0 is given twice, to a-gpu0 and to a-gpu0"]
+    assert ran.stderr.splitlines() == [f"[ERROR]: {path}: node 'a': GPU 0 is given twice, both times to a-gpu0"]
 
 
 def test_a_good_file_through_ansible(inventory_command):

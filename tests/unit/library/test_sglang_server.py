@@ -538,10 +538,10 @@ def test_a_card_that_does_not_give_its_memory_back_is_named(module, fleet, call,
 # -- by hand, cut, locked ---------------------------------------------------------------------------------------------
 def test_a_server_started_by_hand_is_not_started_over_and_can_be_stopped(module, fleet, call, python):
     mark = {**os.environ, "SGLANG_FLEET_ROOT": str(fleet.root), "SGLANG_FLEET_SERVER": "n-gpu0"}
-    by_hand, _up = python(LISTEN, str(fleet.port), env=mark, start_new_session=False)
+    by_hand, _up = python(LISTEN, str(fleet.port), "sglang.launch_server", env=mark, start_new_session=False)
     answer = call(module, fleet.args())
     assert (answer["failed"], answer["cause"]) == (True, "running")
-    assert answer["msg"].startswith(f"n-gpu0 was started by hand and listens on port {fleet.port} (pid {by_hand.pid} (")
+    assert answer["msg"].startswith(f"n-gpu0 runs as pid {by_hand.pid}, started by hand or its state file is gone: ")
     assert by_hand.poll() is None
     stopped = call(module, fleet.stop_args(stop_timeout=5))
     assert (stopped["rc"], stopped["changed"]) == (0, True)
@@ -549,9 +549,29 @@ def test_a_server_started_by_hand_is_not_started_over_and_can_be_stopped(module,
     assert call(module, fleet.stop_args())["changed"] is False
 
 
+def test_a_server_started_by_hand_is_not_killed_before_it_listens(module, fleet, call, spawn):
+    mark = {**os.environ, "SGLANG_FLEET_ROOT": str(fleet.root), "SGLANG_FLEET_SERVER": "n-gpu0"}
+    by_hand = spawn(
+        [sys.executable, "-c", "import time; time.sleep(60)", "sglang.launch_server"], env=mark, start_new_session=False
+    )
+    answer = call(module, fleet.args())
+    assert (answer["failed"], answer["cause"]) == (True, "running")
+    assert by_hand.poll() is None
+
+
+def test_a_running_server_of_another_name_in_the_same_folder_is_left_alone(module, fleet, call):
+    assert call(module, fleet.args())["changed"] is True
+    pid = fleet.state["identity"]["pid"]
+    for arguments in (fleet.args(name="m-gpu0"), fleet.stop_args(name="m-gpu0")):
+        answer = call(module, arguments)
+        assert (answer["failed"], answer["cause"]) == (True, "owner")
+        assert "belongs to n-gpu0" in answer["msg"] and "sglang_root" in answer["msg"]
+    assert fleet.state["identity"]["pid"] == pid and fleet.state["stopped_at"] is None
+
+
 def test_replace_ends_a_server_that_was_started_by_hand(module, fleet, call, python):
     mark = {**os.environ, "SGLANG_FLEET_ROOT": str(fleet.root), "SGLANG_FLEET_SERVER": "n-gpu0"}
-    by_hand, _up = python(LISTEN, str(fleet.port), env=mark, start_new_session=False)
+    by_hand, _up = python(LISTEN, str(fleet.port), "sglang.launch_server", env=mark, start_new_session=False)
     answer = call(module, fleet.args(replace=True, stop_timeout=5))
     assert (answer["rc"], answer["changed"]) == (0, True)
     assert by_hand.wait(5) == -signal.SIGTERM

@@ -180,10 +180,10 @@ def test_a_server_started_by_hand_is_shown_as_a_strangers(look, python, tmp_path
     """As the start script says of itself."""
     port = helpers.free_port()
     mark = {**os.environ, "SGLANG_FLEET_ROOT": str(tmp_path), "SGLANG_FLEET_SERVER": "n-gpu0"}
-    by_hand, _up = python(LISTEN, str(port), env=mark, start_new_session=False)
+    by_hand, _up = python(LISTEN, str(port), "sglang.launch_server", env=mark, start_new_session=False)
     entry = look(root=tmp_path, port=port)
     assert entry["state"] == "stranger"
-    assert entry["detail"].startswith(f"was started by hand: pid {by_hand.pid} (")
+    assert entry["detail"] == f"runs as pid {by_hand.pid}, started by hand or its state file is gone"
 
 
 def test_servers_are_told_in_the_order_asked_and_asked_at_once(module, call, ready, boot):

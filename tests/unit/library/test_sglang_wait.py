@@ -105,7 +105,7 @@ def test_a_server_that_is_killed_without_a_word(boot, wait, helpers):
 def test_a_server_that_someone_stopped_meanwhile_says_who(boot, wait):
     started = boot(command=SLEEP, log="")
     first = wait(started, slice=0.1)
-    write_state(started.paths.state, {**started.state, "stopped_by": "bob@desk", "stopped_at": "2026-01-01T00:00:00Z"})
+    write_state(started.paths.state, {**started.state, "stopping_by": "bob@desk", "stopping_at": "2026-01-01T00:00:00Z"})
     started.process.kill()
     answer = wait(started, timeline=first["timeline"])
     assert (answer["outcome"], answer["cause_id"]) == ("died", "stopped")
