@@ -54,6 +54,8 @@ class ActionModule(ActionBase):
         for name, kind in options.items():
             if name not in given:
                 continue
+            if kind == "int" and isinstance(given[name], bool):
+                raise AnsibleActionFail(f"-e {name} is {given[name]!r}: expected {TYPES[kind]}")
             wrong = ArgumentSpecValidator({name: {"type": kind}}).validate({name: given[name]}).error_messages
             if wrong or given[name] is None or given[name] == "":
                 raise AnsibleActionFail(f"-e {name} is {given[name]!r}: expected {TYPES[kind]}")

@@ -31,7 +31,8 @@ def _beside(name):
 
 sizing = _beside("sglang_memory_sizes")
 models = sizing.models
-AnsibleFilterError, AnsibleTypeError = models.AnsibleFilterError, models.AnsibleTypeError
+AnsibleFilterError = models.AnsibleFilterError
+AnsibleTypeError = models.AnsibleTypeError
 NEWEST = sizing.NEWEST
 GIB = sizing.GIB
 GB = sizing.GB
@@ -409,6 +410,11 @@ def memory_suggest(config, args, want_running=24, want_context=8192, allow_lossy
     card = {name: figures[name] for name in CARD_FIGURES if name in figures}
     probe = Plan(config, args, **{**dict.fromkeys(CARD_FIGURES), "sglang_version": NEWEST, **card})
     options, workers = options_for(probe, allow_lossy), probe.sizes.workers
+
+    # What runs already with what was given needs no other flags: freed buffers would only become tokens.
+    enough = today["max_running_requests"] >= want_running and today["kv_tokens"] >= want_running * want_context
+    if today["fits"] and enough and "max-running-requests" in given:
+        return {"possible": True, "args": {}, "plan": today, "lossy": [], "reasons": [], "nearest": None}
 
     def attempt(running, option):
         """``(works, flags, plan)`` of ``running`` requests with the flags of ``option``."""

@@ -332,6 +332,10 @@ def attention_parameters(model, heads_key="num_attention_heads"):
     return hidden * (gate * queries + kv) + heads * model.v_head_dim * hidden
 
 
+# Classes whose config says nothing where embedding and output layer are apart (their default in Transformers).
+UNTIED = {"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss"}
+
+
 def feed_forward_parameters(text):
     """``(dense, mixture)`` parameters of one layer's feed-forward part."""
     hidden = integer(text, "hidden_size")
@@ -357,7 +361,10 @@ def count_parameters(model, config):
         return None, f"the model config has no {missing[0]}"
     hidden, layers = text["hidden_size"], integer(text, "num_hidden_layers")
     embedding = text["vocab_size"] * hidden
-    tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
+    tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
+    if tied is None and config.get("model_type") not in UNTIED:
+        # A config leaves out what is its class's default, and that differs: Gemma, Cohere and Starcoder2 tie.
+        return None, "the model config has no tie_word_embeddings, and its class's default is not known here"
     dense, mixture = feed_forward_parameters(text)
     if not dense and not mixture:
         return None, "the model config has no intermediate_size"
@@ -371,7 +378,9 @@ def count_parameters(model, config):
         # q, k, v, the output's gate; two small gates a head; the way back.
         total += state.layers * (hidden * (2 * keys + 2 * values + 2 * state.heads) + values * hidden)
     vision = config.get("vision_config")
-    if isinstance(vision, Mapping) and vision.get("depth") and vision.get("hidden_size"):
+    if isinstance(vision, Mapping):
+        if not vision.get("depth") or not vision.get("hidden_size") or vision.get("embed_dim"):
+            return None, "the size of its vision tower is not told by its config"
         side = vision["hidden_size"]
         blocks = vision["depth"] * (4 * side * side + 2 * side * (vision.get("intermediate_size") or 4 * side))
         merged = side * (vision.get("spatial_merge_size") or 1) ** 2

@@ -31,7 +31,8 @@ def _beside(name):
 
 
 models = _beside("sglang_memory_model")
-AnsibleFilterError, AnsibleTypeError = models.AnsibleFilterError, models.AnsibleTypeError
+AnsibleFilterError = models.AnsibleFilterError
+AnsibleTypeError = models.AnsibleTypeError
 
 GIB = 1 << 30
 GB = 1e9

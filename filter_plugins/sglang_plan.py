@@ -47,6 +47,8 @@ def plan_request(known):
     cards = [gpu for gpu in found.get("gpus") or [] if gpu["index"] in spec["gpus"]]
     model = (found.get("models") or {}).get(spec["model_path"]) or {}
     host = found.get("host_memory") or {}
+    if not isinstance(declared, dict):
+        raise AnsibleFilterError(f"sglang_node_memory is {declared!r}: expected a mapping such as {{gpu_free_gib: 94.9}}")
     stated = declared.get("gpu_free_gib")
     unknown = [name for name in declared if name not in STATED]
     if unknown:

@@ -192,7 +192,7 @@ AFTERMATH_SECONDS = 4
 GENERATE_SECONDS = 30
 ASK_SECONDS = 5
 LOCK_SECONDS = 5
-NOTE_EVERY = 10  # looks
+NOTE_EVERY = 2  # looks: a scheduler that fails takes its maps along
 
 
 class Start:
@@ -424,9 +424,13 @@ def main():
     killed = out_of_memory(module, start.state["identity"]["pid"]) if outcome == "died" else None
     if killed:
         data = {"id": "host_out_of_memory", "cause": f"the kernel killed it: {killed.strip()[-200:]}", "advice": HOST_MEMORY}
+    was_ready = bool(start.state.get("ready_at"))
+    if was_ready and outcome == "stuck":
+        data["advice"] = "it was left running: see whether it is at work or hangs (status.yml), then stop.yml and deploy.yml"
+    told = "was ready before and does not answer now" if was_ready else "did not become ready"
     module.fail_json(
         msg=(
-            f"{name} did not become ready: {data['cause']} (stage {start.stage}, {start.elapsed():.0f} s after launch);"
+            f"{name} {told}: {data['cause']} (stage {start.stage}, {start.elapsed():.0f} s after launch);"
             f" {data['advice']}; log: {start.state['log']}"
         ),
         **start.told(
@@ -437,7 +441,7 @@ def main():
             advice=data["advice"],
             lines=last_lines(start.lines),
             kernel=killed,
-            was_ready=bool(start.state.get("ready_at")),
+            was_ready=was_ready,
         ),
     )
 

@@ -470,6 +470,20 @@ def test_a_dense_model_gets_its_cap_and_where_allowed_a_narrower_cache():
     assert lossy["args"] == {"max-running-requests": 20, "kv-cache-dtype": "fp8_e4m3"} and lossy["lossy"]
 
 
+def test_what_runs_already_needs_no_other_flags():
+    figures = {"sglang_version": "0.5.17", "free_gpu_gib": 10.0, "weights_gib": 1.2}
+    args = {"mem-fraction-static": 0.8, "max-running-requests": 8}
+    answer = memory_suggest(DENSE, args, 6, 4096, **figures)
+    assert (answer["possible"], answer["args"], answer["lossy"]) == (True, {}, [])
+    assert answer["plan"]["max_running_requests"] == 8
+
+
+def test_weights_are_not_guessed_where_the_config_leaves_them_to_its_class():
+    silent = {name: value for name, value in DENSE.items() if name != "tie_word_embeddings"} | {"model_type": "gemma"}
+    with pytest.raises(AnsibleFilterError, match="tie_word_embeddings"):
+        memory_plan(silent, {"mem-fraction-static": 0.8}, sglang_version="0.5.17", free_gpu_gib=40.0)
+
+
 def test_a_cap_on_tokens_that_stands_in_the_way_is_raised():
     got = suggest({**MTP24, "max-total-tokens": 1000}, want_running=8, want_context=4096)
     assert got["possible"] and got["args"]["max-total-tokens"] == 8 * 4096
