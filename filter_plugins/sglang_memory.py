@@ -134,7 +134,7 @@ class Plan:
     def fit_state(self, left):
         """State slots and speculative buffers; returns the bytes that KV gets."""
         flags, slot, drafts = self.flags, self.sizes.slot, self.speculation.draft_tokens
-        self.per_request, warned = sizing.slots_per_request(flags, self.release, self.model, self.speculation)
+        self.per_request, warned = sizing.slots_per_request(flags, self.release, self.speculation)
         self.warnings += warned
         if flags.on("enable-linear-replayssm-spec"):
             self.warnings.append("enable-linear-replayssm-spec is not planned: its rings replace the speculative buffers")
@@ -424,7 +424,7 @@ def memory_suggest(config, args, want_running=24, want_context=8192, allow_lossy
         if limit and limit < need:
             flags["max-total-tokens"] = need
         if probe.model.state:
-            per_request = sizing.slots_per_request(Flags(flags), probe.release, probe.model, probe.speculation)[0]
+            per_request = sizing.slots_per_request(Flags(flags), probe.release, probe.speculation)[0]
             flags["max-mamba-cache-size"] = running * per_request * workers
         plan = memory_plan(config, flags, **figures)
         return plan["fits"] and plan["max_running_requests"] >= running and plan["kv_tokens"] >= need, flags, plan

@@ -216,7 +216,7 @@ class Speculation:
                 self.priced_layers = model.nextn_layers
 
 
-def slots_per_request(flags, release, model, speculation):
+def slots_per_request(flags, release, speculation):
     """``(S, warnings)``: state slots that a running request needs."""
     strategy = flags.choice("mamba-radix-cache-strategy", STRATEGIES, "auto")
     overlap = not flags.on("disable-overlap-schedule")
