@@ -144,6 +144,11 @@ class Boot:
     def state(self):
         return read_state(self.paths.state)
 
+    def kill(self):
+        """SIGKILL, and not before it is dead: kill() returns while the process still lives."""
+        self.process.kill()
+        self.process.wait(10)
+
     def logged(self, phrase):
         return phrase in self.log.read_text(encoding="utf-8", errors="replace")
 

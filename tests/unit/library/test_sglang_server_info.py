@@ -131,8 +131,7 @@ def test_a_server_that_says_ready_and_has_no_port(ready, look):
 )
 def test_a_server_that_died_by_itself(boot, look, log, detail):
     started = boot(command=SLEEP, log=log)
-    started.process.kill()
-    started.process.wait()
+    started.kill()
     entry = look(started)
     assert (entry["state"], entry["detail"], entry["pid"], entry["uptime_s"]) == ("dead", detail, None, None)
     assert entry["profile"] == "nomtp"
@@ -140,7 +139,7 @@ def test_a_server_that_died_by_itself(boot, look, log, detail):
 
 def test_a_server_that_died_with_its_log_gone(boot, look):
     started = boot(command=SLEEP)
-    started.process.kill()
+    started.kill()
     os.unlink(started.log)
     assert look(started)["detail"] == "its process is gone, and so is its log"
 
@@ -162,7 +161,7 @@ def test_a_start_that_is_being_written_down_is_no_restart_of_the_node(boot, look
 
 def test_a_server_that_was_stopped(boot, look, tmp_path, helpers):
     started = boot(command=SLEEP, stopped_at="2026-01-02T00:00:00Z", stopped_because="did not start: why")
-    started.process.kill()
+    started.kill()
     assert (look(started)["state"], look(started)["detail"]) == ("stopped", "did not start: why")
     never = look(root=tmp_path / "nowhere", port=helpers.free_port())
     assert (never["state"], never["detail"], never["profile"], never["log"]) == ("stopped", None, None, None)

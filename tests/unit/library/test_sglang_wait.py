@@ -94,7 +94,7 @@ def test_a_server_that_died_after_it_was_ready_is_told_by_its_aftermath(boot, wa
 def test_a_server_that_is_killed_without_a_word(boot, wait, helpers):
     started = boot("e96_nomtp", fault="hang:Load weight begin")
     helpers.until(lambda: started.logged("Load weight begin"))
-    started.process.kill()
+    started.kill()
     answer = wait(started)
     assert (answer["outcome"], answer["stage"]) == ("died", "weights")
     # A kernel that ran out of memory would be the better cause; here it was us.
@@ -106,7 +106,7 @@ def test_a_server_that_someone_stopped_meanwhile_says_who(boot, wait):
     started = boot(command=SLEEP, log="")
     first = wait(started, slice=0.1)
     write_state(started.paths.state, {**started.state, "stopping_by": "bob@desk", "stopping_at": "2026-01-01T00:00:00Z"})
-    started.process.kill()
+    started.kill()
     answer = wait(started, timeline=first["timeline"])
     assert (answer["outcome"], answer["cause_id"]) == ("died", "stopped")
     assert answer["cause"] == "it was stopped by bob@desk at 2026-01-01T00:00:00Z"
@@ -114,7 +114,7 @@ def test_a_server_that_someone_stopped_meanwhile_says_who(boot, wait):
 
 def test_the_kernels_word_on_a_kill_is_the_cause(boot, wait, module, tmp_path, monkeypatch):
     started = boot(command=SLEEP, log="[2026-01-01 00:00:00] Load weight begin. avail mem=1.0 GB\n")
-    started.process.kill()
+    started.kill()
     dmesg = tmp_path / "dmesg"
     dmesg.write_text(f"#!/bin/sh\necho 'Out of memory: Killed process {started.process.pid} (python) total-vm:1kB'\n")
     dmesg.chmod(0o755)
@@ -268,5 +268,5 @@ def test_a_wait_without_the_log_goes_on_by_the_process(boot, wait):
     started = boot(command=SLEEP)
     os.unlink(started.log)
     assert wait(started, slice=0.2)["stage"] == "import"
-    started.process.kill()
+    started.kill()
     assert wait(started)["outcome"] == "died"
