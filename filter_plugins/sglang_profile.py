@@ -259,6 +259,7 @@ def launch_spec(request):
     lines = [line for name in own for line in flags({name: own[name]}, releases, release)]
     lines += flags(chosen, releases, release)
     environment = _environment(
+        ("sglang_engine_env", engine.get("env")),
         (f"sglang_devices.{device}, env", devices[device].get("env")),
         (f"model '{request['model']}', env", model.get("env")),
         (f"profile '{profile['name']}', env", profile["env"]),

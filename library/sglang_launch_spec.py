@@ -76,6 +76,7 @@ options:
       venv: {description: The engine's venv., type: path, required: true}
       device: {description: "V(cuda), V(cpu) or another of O(devices).", type: str, required: true}
       release: {description: Release that the venv must have. Any when empty., type: str}
+      env: {description: Environment in which the venv's Python finds SGLang., type: dict}
   args:
     description: Flags of this server, by name without dashes.
     type: dict

@@ -350,6 +350,18 @@ def test_environment_layers_merge_and_null_takes_out(request_for, fleet_data):
     assert refusal(launch_spec, request_for(env={"A": "\0"})).endswith("A holds a NUL character, which no environment can")
 
 
+def test_what_the_engine_needs_is_the_lowest_layer_of_the_environment(request_for):
+    needs = {"PYTHONPATH": "/opt/site", "HF_HUB_OFFLINE": 0, "LD_LIBRARY_PATH": "/usr/local/nvidia/lib64"}
+    request = request_for(engine={**engine(), "env": needs}, env={"HF_HUB_OFFLINE": 1, "LD_LIBRARY_PATH": None})
+    env = launch_spec(request)["env"]
+    assert env["PYTHONPATH"] == "/opt/site"
+    assert env["HF_HUB_OFFLINE"] == "1"
+    assert "LD_LIBRARY_PATH" not in env
+    assert refusal(launch_spec, request_for(engine={**engine(), "env": {"CUDA_VISIBLE_DEVICES": "0"}})) == (
+        "sglang_engine_env: CUDA_VISIBLE_DEVICES is set by the fleet from the inventory, take it out"
+    )
+
+
 def test_the_release_found_must_be_the_one_declared(request_for):
     found = {"engine": {"release": "0.5.18"}}
     assert refusal(launch_spec, request_for(found=found)) == (
