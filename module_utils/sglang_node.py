@@ -78,7 +78,11 @@ def _smi(query):
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return list(csv.reader(answer.stdout.splitlines(), skipinitialspace=True)) if answer.returncode == 0 else None
+    if answer.returncode != 0:
+        return None
+    # Some drivers say "No devices were found" with exit code 0.
+    rows = csv.reader(answer.stdout.splitlines(), skipinitialspace=True)
+    return [row for row in rows if len(row) == query.count(",") + 1]
 
 
 def _gib(mib):

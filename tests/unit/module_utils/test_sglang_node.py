@@ -298,7 +298,15 @@ def test_gpus_without_their_processes(smi):
     assert [(gpu["index"], gpu["processes"]) for gpu in gpus()] == [(0, []), (1, [])]
 
 
-@pytest.mark.parametrize("answer", ["exit 9", 'echo "NVIDIA-SMI has failed because it could not communicate"; exit 9', "true"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "exit 9",
+        'echo "NVIDIA-SMI has failed because it could not communicate"; exit 9',
+        "true",
+        'echo "No devices were found"',
+    ],
+)
 def test_a_driver_that_fails_shows_no_gpu(smi, answer):
     smi(answer)
     assert gpus() == []
