@@ -113,7 +113,8 @@ class Search:
     def fraction(self, flags, enough):
         """The ``mem-fraction-static`` closest to the given, in thousandths, that is enough and fits the card; else None.
 
-        Lower: the largest that fits. Higher: the smallest that is enough, if it leaves what :meth:`Rule.kept_gib` tells.
+        Lower: the largest that leaves what :meth:`Rule.kept_gib` tells, else that fits. Higher: the smallest that is enough, if
+        it leaves as much.
         """
 
         def at(thousandth):
@@ -123,9 +124,10 @@ class Search:
             return enough(plan) and on_card(plan)
 
         today = min(999, max(1, round(flags[FRACTION] * 1000)))
-        lower = most(1, today, lambda part: roomy(at(part)))
-        if lower and serves(at(lower)):
-            return lower / 1000
+        for kept in (Rule.kept_gib(self.figures), 0):
+            lower = most(1, today, lambda part, kept=kept: roomy(at(part), kept))
+            if lower and serves(at(lower)):
+                return lower / 1000
         short = most(today, 999, lambda part: not enough(at(part)))
         higher = 1 + (today if short is None else short)
         if higher > 999:
@@ -162,9 +164,9 @@ def on_card(plan):
     return not any(kind == "card" for kind, _ in plan.causes)
 
 
-def roomy(plan):
-    """Whether what is allocated, and graphs where they are known, find room: the lower the fraction, the sooner."""
-    return plan.left >= 0 and plan.left + plan.shared >= (plan.figures.graphs_gib or 0)
+def roomy(plan, kept=0):
+    """Whether so much is left beside what is allocated and graphs where they are known: the lower the fraction, the sooner."""
+    return plan.left >= 0 and plan.left + plan.shared >= max(kept, plan.figures.graphs_gib or 0)
 
 
 # -- what makes a plan fit ----------------------------------------------------------------------------------------------
@@ -301,6 +303,9 @@ class Wish(Search):
 
     def answer(self, running, option, moves):
         _met, flags, plan = self.attempt(running, option, moves)
+        return self.told(flags, plan, option)
+
+    def told(self, flags, plan, option):
         changed = {name: value for name, value in flags.items() if self.given.get(name) != value}
         lossy = [f"{name} {value}: {LOSSY[name]} costs accuracy" for name, value in option.items() if name in LOSSY]
         return {"args": changed, "plan": plan, "lossy": lossy}
@@ -323,7 +328,9 @@ class Wish(Search):
     def hindrances(self, wanted, allow_lossy):
         """Why so many do not run with flags that cost nothing."""
         _met, _flags, plan = self.attempt(wanted, {}, True)
-        need, reasons = wanted * self.context, [text for _kind, text in plan.causes]
+        need = wanted * self.context
+        # Where weights fit, a card that is short of KV is told by the KV that is wanted.
+        reasons = [text for kind, text in plan.causes if kind != "card" or plan.rest <= 0 or plan.tokens >= need]
         if plan.tokens < need:
             each = f"{wanted} requests x {self.context} tokens"
             reasons.append(f"{each} want {need} KV tokens; {plan.tokens} fit beside the rest")
@@ -338,10 +345,12 @@ def suggest(config, args, figures, running, context, allow_lossy):
     """``{"possible", "args", "plan", "lossy", "reasons", "nearest"}`` with plans as :class:`Plan`."""
     wish = Wish(config, args, figures, context)
     today, nothing = wish.today, {"args": {}, "lossy": [], "reasons": [], "nearest": None}
-    # What runs already with what was given needs no other flags: freed buffers would only become tokens.
-    enough = today.running >= running and today.tokens >= running * context
-    if today.fits and enough and RUNNING in wish.given:
-        return {**nothing, "possible": True, "plan": today}
+    if RUNNING in wish.given and on_card(today) and today.running >= running and today.tokens >= running * context:
+        # What runs already needs no other flags on the card: freed buffers would only become tokens.
+        flags = wish.on_host(wish.given) or wish.given
+        plan = wish.plan(flags)
+        if plan.fits:
+            return {**nothing, "possible": True, **wish.told(flags, plan, {})}
     for option, moves in Rule.attempts(today, allow_lossy):
         if wish.attempt(running, option, moves)[0]:
             return {**nothing, "possible": True, **wish.answer(running, option, moves)}

@@ -58,7 +58,7 @@ def known_weights(plan, config):
     model, flags, sizes, speculation, warnings = plan.model, plan.flags, plan.sizes, plan.speculation, []
     weights, draft = plan.figures.weights_gib, plan.figures.draft_weights_gib
     each = sizing.weight_bytes(flags)
-    a_parameter, named = each / GIB / sizes.ranks, "float32" if each == 4 else "16 bits"
+    a_parameter, named = each / GIB / sizes.ranks, "32 bits" if each == 4 else "16 bits"
     counted = why = None
     wants_draft = bool(speculation.layers) and draft is None
     if weights is None or wants_draft:
@@ -69,13 +69,13 @@ def known_weights(plan, config):
         if counted is None:
             raise AnsibleFilterError(f"weights_gib is not given and cannot be worked out: {why}; state weights_gib")
         weights = counted[0] * a_parameter
-        warnings.append(f"weights_gib is worked out from the config: {weights:.2f} GiB in {named}")
+        warnings.append(f"weights_gib is worked out from the config: {weights:.2f} GiB at {named} each")
     if wants_draft:
         draft = counted[1] * a_parameter if counted and speculation.own_head else None
         warnings.append(
             "draft_weights_gib is not given and cannot be worked out: planned as 0; state draft_weights_gib"
             if draft is None
-            else f"draft_weights_gib is worked out from the config: {draft:.2f} GiB in {named}"
+            else f"draft_weights_gib is worked out from the config: {draft:.2f} GiB at {named} each"
         )
     draft = (draft or 0) if speculation.layers else 0
     shared = 0

@@ -27,7 +27,8 @@ def _beside(name):
     return sys.modules[name]
 
 
-models = _beside("sglang_memory_model")
+sizing = _beside("sglang_memory_sizes")
+models = sizing.models
 integer, optional = models.integer, models.optional
 AnsibleFilterError = models.AnsibleFilterError
 
@@ -188,6 +189,16 @@ def shared_with_head(config, model=None):
     if tied is None or not text.get("vocab_size") or not text.get("hidden_size"):
         return None
     return text["vocab_size"] * text["hidden_size"] * (1 if tied else 2)
+
+
+def loaded_share(config, args):
+    """How many bytes a byte of the checkpoint's files becomes: 2 for one in 16 bits that ``dtype`` loads as float32."""
+    text = models.text_of(config)
+    if models.quantisation(config, text):
+        return 1
+    told = next((part[key] for part in (config, text) for key in ("dtype", "torch_dtype") if part.get(key)), "bfloat16")
+    stored = sizing.DTYPES.get(told, 2)
+    return sizing.weight_bytes(sizing.Flags(args)) / stored
 
 
 class FilterModule:

@@ -86,10 +86,10 @@ def test_extends_of_a_missing_profile_names_both():
     [
         ({"p": {"arg": {}}}, "profile 'p' has an unknown key 'arg': did you mean 'args'? known: args, extends,"),
         ({"p": {"requires": {"gpu": 1}}}, "profile 'p', requires has an unknown key 'gpu': known: device, min_release"),
-        ({"p": {"args": ["a"]}}, "profile 'p', args is list ['a']: expected a mapping"),
-        ({"p": "text"}, "profile 'p' is str 'text': expected a mapping"),
+        ({"p": {"args": ["a"]}}, "profile 'p', args is ['a']: expected a mapping"),
+        ({"p": "text"}, "profile 'p' is 'text': expected a mapping"),
         ({"p": {"extends": ["q"]}, "q": {}}, "profile 'p'"),
-        ([], "sglang_profiles is list []: expected a mapping"),
+        ([], "sglang_profiles is []: expected a mapping"),
         ({"../p": {}}, "expected"),
     ],
 )
