@@ -28,7 +28,8 @@ def table(rows, headers):
         if len(row) != len(headers):
             raise AnsibleFilterError(f"a row of {len(row)} cells under {len(headers)} headers: {row!r}")
     cells = [[NOTHING if cell is None or cell == "" else str(cell) for cell in row] for row in rows]
-    right = [all(cell == NOTHING or cell.replace(".", "", 1).isdigit() for cell in column) for column in zip(*cells)]
+    digits = [[cell.removeprefix("-").replace(".", "", 1) for cell in column] for column in zip(*cells)]
+    right = [all(not cell or cell.isdigit() for cell in column) for column in digits]
     align = ["right" if number else "left" for number in right]
     return tabulate.tabulate(cells, headers=headers, tablefmt="simple", disable_numparse=True, colalign=align or None)
 

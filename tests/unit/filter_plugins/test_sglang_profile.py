@@ -432,6 +432,18 @@ def test_keys_are_named_by_file_and_never_written_out(request_for):
             {"models": {"qwen3.6-27b": {"path": "m"}}},
             "model 'qwen3.6-27b': path is 'm': expected the model's folder on the node",
         ),
+        (
+            {"models": {"qwen3.6-27b": {"path": "/m", "config": "config.json"}}},
+            "model 'qwen3.6-27b': config is 'config.json': expected a mapping",
+        ),
+        *(
+            (
+                {"models": {"qwen3.6-27b": {"path": "/m", name: value}}},
+                f"model 'qwen3.6-27b': {name} is {value!r}: expected GiB of all of its files, a number above 0",
+            )
+            for name in ("weights_gib", "draft_weights_gib")
+            for value in ("29", True, 0, -1, float("nan"))
+        ),
         ({"models": {"qwen3.6-27b": {"file": "/m"}}}, "model 'qwen3.6-27b' has an unknown key 'file': "),
         ({"engine": engine("gpu")}, "sglang_engine_device is 'gpu': "),
         ({"engine": engine(release="latest")}, "is 'latest': expected an SGLang release such as 0.5.17"),
