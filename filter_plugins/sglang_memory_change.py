@@ -99,7 +99,7 @@ class Search:
         self.given = self.today.flags.given
 
     def plan(self, flags):
-        return Plan(self.config, flags, self.figures)
+        return Plan(self.config, flags, self.figures, self.today.model)
 
     def counts(self, running, flags):
         """The flags that let so many requests run on every worker."""
@@ -124,7 +124,8 @@ class Search:
             return enough(plan) and on_card(plan)
 
         today = min(999, max(1, round(flags[FRACTION] * 1000)))
-        for kept in (Rule.kept_gib(self.figures), 0):
+        # As it is given, the fraction may only be too low where all that it allocates finds room.
+        for kept in () if roomy(at(today)) else (Rule.kept_gib(self.figures), 0):
             lower = most(1, today, lambda part, kept=kept: roomy(at(part), kept))
             if lower and serves(at(lower)):
                 return lower / 1000
@@ -209,8 +210,11 @@ def remedies(search):
         flags = host or flags
     against = {
         "card": f"{told(card)} fits" if card else "no change of flags helps: take a larger card or more GPUs for the server",
-        "host": f"{HOST} {host[HOST]} fits" if host else f"no {HOST} fits: leave enable-hierarchical-cache out",
+        "host": f"no {HOST} fits: leave enable-hierarchical-cache out",
     }
+    if host:  # what helps the card may be enough for the host
+        changed_size = host.get(HOST) != search.given.get(HOST)
+        against["host"] = f"{HOST} {host[HOST]} fits" if changed_size else against["card"]
     sentences = [text if kind == "other" else f"{text}: {against[kind]}" for kind, text in plan.causes]
     changed = {name: value for name, value in flags.items() if search.given.get(name) != value}
     fits = bool(changed) and search.plan(flags).fits

@@ -117,12 +117,13 @@ class Plan:
     """One server's memory with given flags. ``rest``, ``slack`` and ``left`` in GiB, the pools in bytes.
 
     ``causes`` are ``(kind, sentence)`` of what stands in its way: ``card`` and ``host`` are about room and have no
-    remedy in the sentence (sglang_memory_change.py works one out), ``other`` is complete.
+    remedy in the sentence (sglang_memory_change.py works one out), ``other`` is complete. ``model``: as read for an earlier
+    plan of the same config and figures.
     """
 
-    def __init__(self, config, args, figures):
-        self.model = models.read_model(config)
-        self.figures = figures.checked()
+    def __init__(self, config, args, figures, model=None):
+        self.model = model or models.read_model(config)
+        self.figures = figures if model else figures.checked()
         self.release = sizing.Release(figures.sglang_version)
         self.flags = flags = Flags(args)
         self.free = figures.free_gpu_gib

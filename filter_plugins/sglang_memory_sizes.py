@@ -10,6 +10,7 @@ Read by sglang_memory.py. Sources, in SGLang's wheels: ``srt/model_executor/pool
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
 import re
@@ -103,26 +104,35 @@ def number(what, value, least=None, above=None, most=None, below=None, whole=Fal
     return value
 
 
+@functools.cache
+def changes_in(version):
+    """Which of CHANGES a release has. Comparing versions is slow, and a search plans dozens of times."""
+    return {change: version >= Version(first) for change, first in CHANGES.items()}
+
+
 class Release:
     """A release of SGLang as far as memory goes: ``release.has(change)``."""
 
     def __init__(self, text):
+        self.version, self.warnings = self.read(text)
+        self.changes = changes_in(self.version)
+
+    @staticmethod
+    def read(text):
         if not isinstance(text, str):
             raise AnsibleTypeError(f"sglang_version is {text!r}; expected text such as '{NEWEST}'")
-        self.warnings = []
         found = re.match(r"\s*v?(\d+\.\d+\.\d+(?:\.?post\d+)?)", text)
         if not found or Version(found[1]).major or found[1] == "0.0.0":
-            self.warnings.append(f"sglang_version {text!r} names no release: planned as {NEWEST}, the newest known")
-            self.version = Version(NEWEST)
-            return
-        self.version = Version(found[1])
-        if self.version > Version(NEWEST):
-            self.warnings.append(f"SGLang {found[1]} is newer than {NEWEST}, the newest known here: planned as {NEWEST}")
-        elif self.version < Version(OLDEST):
-            self.warnings.append(f"SGLang {found[1]} is older than {OLDEST}, the oldest known here: planned as {OLDEST}")
+            return Version(NEWEST), [f"sglang_version {text!r} names no release: planned as {NEWEST}, the newest known"]
+        version = Version(found[1])
+        if version > Version(NEWEST):
+            return version, [f"SGLang {found[1]} is newer than {NEWEST}, the newest known here: planned as {NEWEST}"]
+        if version < Version(OLDEST):
+            return version, [f"SGLang {found[1]} is older than {OLDEST}, the oldest known here: planned as {OLDEST}"]
+        return version, []
 
     def has(self, change):
-        return self.version >= Version(CHANGES[change])
+        return self.changes[change]
 
 
 class Flags:

@@ -671,11 +671,19 @@ def test_part_of_a_config_is_an_answer_or_an_error_that_names_a_key(config, data
         assert any(key in text for key in {*source, "hidden_size", "num_hidden_layers", "layer_types"}), text
 
 
-def test_a_plan_costs_little():
-    start = time.perf_counter()
-    for _ in range(100):
-        plan(Q27, {**MTP24, **HICACHE, "hicache-size": 20}, host_free_gb=200.0, **E96, **DRAFT)
-    assert (time.perf_counter() - start) / 100 < 0.005
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"hicache-size": 20}, {"hicache-size": 500}, {"mem-fraction-static": 0.5}, {"mem-fraction-static": 0.99},
+        {"max-mamba-cache-size": 300}, {"mem-fraction-static": 0.3, "max-mamba-cache-size": 900},
+    ],
+)  # fmt: skip
+def test_a_plan_costs_little(args):
+    """With its remedy where it does not fit; the time of this process, whatever else the machine does."""
+    start = time.process_time()
+    for _ in range(20):
+        plan(Q27, {**MTP24, **HICACHE, **args}, host_free_gb=200.0, **E96, **DRAFT)
+    assert (time.process_time() - start) / 20 < 0.005
 
 
 # -- Bad input ----------------------------------------------------------------------------------------------------------
@@ -779,8 +787,9 @@ def test_any_key_of_any_type_is_an_answer_or_one_sentence(config, data):
     part = data.draw(st.sampled_from([None, "text_config", "vision_config", "linear_attn_config"]))
     place = dict(config[part]) if config.get(part) else config
     key = data.draw(st.sampled_from(sorted(place)))
-    place[key] = data.draw(st.none() | st.booleans() | st.integers(-3, 9) | st.text(max_size=3) | st.lists(st.integers(0, 3))
-                           | st.dictionaries(st.text(max_size=2), st.integers(0, 3)))  # fmt: skip
+    counts, words = st.lists(st.integers(0, 3)), st.text("abc_ 1", max_size=3)
+    values = st.none() | st.booleans() | st.integers(-3, 9) | words | counts | st.dictionaries(words, st.integers(0, 3))
+    place[key] = data.draw(values)
     if place is not config:
         config[part] = place
     for figures in ({}, {"weights_gib": 10.0}):
