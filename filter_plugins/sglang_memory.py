@@ -48,7 +48,7 @@ def in_a_sentence(name):
             try:
                 signature.bind(*args, **kwargs)
             except TypeError as error:
-                known = ", ".join(list(signature.parameters)[1:])
+                known = ", ".join(list(signature.parameters)[1:]) or "no arguments"
                 raise AnsibleFilterError(f"{name}: {error}; it takes {known}") from None
             return function(*args, **kwargs)
 

@@ -134,8 +134,7 @@ class Search:
         if higher > 999:
             return None
         plan = at(higher)
-        kept = plan.left + plan.shared >= Rule.kept_gib(self.figures)
-        return higher / 1000 if serves(plan) and kept else None
+        return higher / 1000 if serves(plan) and plan.leaves(Rule.kept_gib(self.figures)) else None
 
     def on_host(self, flags):
         """``flags`` with a ``hicache-size`` that fits the node where theirs does not; None where none does."""
@@ -167,7 +166,7 @@ def on_card(plan):
 
 def roomy(plan, kept=0):
     """Whether so much is left beside what is allocated and graphs where they are known: the lower the fraction, the sooner."""
-    return plan.left >= 0 and plan.left + plan.shared >= max(kept, plan.figures.graphs_gib or 0)
+    return plan.left >= 0 and plan.leaves(kept)
 
 
 # -- what makes a plan fit ----------------------------------------------------------------------------------------------
@@ -236,17 +235,14 @@ def advise(search):
 
     kept = min(Rule.kept_gib(search.figures), plan.left + plan.shared)
 
-    def leaves(changed):
-        return changed.left + changed.shared >= kept
-
     def fitting(flags):
         """``(flags, plan)`` that fit, with a bound on tokens where what is freed would become more than there is room for."""
         changed = search.plan({**given, **flags})
-        if not leaves(changed):
-            tokens = most(1, changed.tokens, lambda count: leaves(search.plan({**given, **flags, TOKENS: count})))
+        if not changed.leaves(kept):
+            tokens = most(1, changed.tokens, lambda count: search.plan({**given, **flags, TOKENS: count}).leaves(kept))
             flags = {**flags, TOKENS: tokens or 1}
             changed = search.plan({**given, **flags})
-        return (flags, changed) if changed.fits and leaves(changed) else (None, None)
+        return (flags, changed) if changed.fits and changed.leaves(kept) else (None, None)
 
     drafts = plan.speculation.draft_tokens
     if drafts and not plan.release.has("buffers_follow_cap"):

@@ -12,6 +12,7 @@ and ``hybrid_cache/hybrid_pool_assembler.py`` (host pools).
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,6 +49,8 @@ HOST_RESERVE_GB = 10 * GIB / GB
 HOST_FRACTION = 0.8
 HOST_SLACK = 0.05
 HICACHE_RATIO = 2.0
+# What a boot has less or more than its plan: a boot that was ready is not refused the next day.
+PLAN_ERROR_GIB = 0.1
 
 
 def known_weights(plan, config):
@@ -177,12 +180,17 @@ class Plan:
         if not self.causes:
             self.causes.append(("card", sentence))
 
+    def leaves(self, kept):
+        """Whether so much, and what graphs took in earlier boots, is left once the draft's shared tensors are back."""
+        graphs = self.figures.graphs_gib
+        return self.left + self.shared >= max(kept, -math.inf if graphs is None else graphs - PLAN_ERROR_GIB)
+
     def fit_card(self):
         """What no fraction reckons with: the draft's own pool, graphs."""
         if self.left < 0:
             self.hinder(f"pools and draft take {-self.left:.2f} GiB more than the card has")
-        graphs = self.figures.graphs_gib
-        if graphs is not None and self.left + self.shared < graphs:
+        if not self.leaves(-math.inf):
+            graphs = self.figures.graphs_gib
             self.hinder(f"{self.left + self.shared:.2f} GiB are left for graphs, which took {graphs:.2f} GiB in earlier boots")
 
     def fit_state(self, left):

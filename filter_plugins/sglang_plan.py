@@ -236,10 +236,26 @@ class _Node:
         else:
             bounds = {"host_free_gb": self.available, "cgroup_limit_gb": self.limit}
             summed = memory.memory_node(chosen, **bounds)
-            if not summed["fits"]:
+            if summed["fits"]:
+                _drop_advice([inputs[name] for name in counted], chosen, bounds)
+            else:
                 pooled = [inputs[name] for name, plan in zip(counted, chosen) if plan["host_total_gb"]]
                 summed = memory.memory_node(chosen, **bounds, remedy=_remedy(pooled, bounds))
         return {**summed, "available_gb": self.available, "cgroup_limit_gb": self.limit}
+
+
+def _sums(plans):
+    return [{"host_total_gb": plan.host.total, "ranks": plan.sizes.ranks} for plan in plans]
+
+
+def _drop_advice(inputs, plans, bounds):
+    """Advice that all of a node's servers can't follow at once is none: host pools follow what is on the card."""
+    for number in reversed(range(max((len(plan["advice_args"]) for plan in plans), default=0))):
+        told = [plan["advice_args"][number : number + 1] for plan in plans]
+        followed = [_raw(one, flags[0] if flags else {}) for one, flags in zip(inputs, told)]
+        if not memory.memory_node(_sums(followed), **bounds)["fits"]:
+            for plan in plans:
+                del plan["advice"][number : number + 1], plan["advice_args"][number : number + 1]
 
 
 def _remedy(pooled, bounds):
@@ -249,8 +265,7 @@ def _remedy(pooled, bounds):
         return [_raw(one, {"hicache-size": size}) for one in pooled]
 
     def fits(size):
-        sums = [{"host_total_gb": plan.host.total, "ranks": plan.sizes.ranks} for plan in at(size)]
-        return memory.memory_node(sums, **bounds)["fits"]
+        return memory.memory_node(_sums(at(size)), **bounds)["fits"]
 
     size = change.most(1, int(bounds["host_free_gb"]), fits)
     if size is None or any(kind == "host" for plan in at(size) for kind, _text in plan.causes):
@@ -378,9 +393,10 @@ class FilterModule:
     """Registers the filters."""
 
     def filters(self):
-        return {
+        filters = {
             "sglang_plan_request": plan_request,
             "sglang_fleet_plan": fleet_plan,
             "sglang_compare_boot": compare_boot,
             "sglang_boot_record": boot_record,
         }
+        return {name: memory.in_a_sentence(name)(function) for name, function in filters.items()}

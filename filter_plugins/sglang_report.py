@@ -225,9 +225,9 @@ def suggested(suggestion):
     if plan["host_total_gb"]:
         figures.append(f"{plan['host_total_gb'] * plan['ranks']:.2f} GB on the host")
     with_these = f"{', '.join(figures)} with{'' if found['args'] else ' the flags as they are'}"
-    first = with_these if suggestion["possible"] else f"{refused}. Nearest: {with_these}"
+    first = [with_these] if suggestion["possible"] else [refused, f"nearest: {with_these}"]
     flags = [f"{flag}: {value}" for flag, value in found["args"].items()]
-    return [first, *flags, *(f"lossy: {cost}" for cost in found["lossy"])]
+    return [*first, *flags, *(f"lossy: {cost}" for cost in found["lossy"])]
 
 
 def boots_report(records):

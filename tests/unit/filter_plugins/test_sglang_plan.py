@@ -14,7 +14,7 @@ import pytest
 from ansible.errors import AnsibleError, AnsibleFilterError, AnsibleTypeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang_plan import ASSUMED_CONTEXT_GIB, _weights, boot_record, compare_boot, fleet_plan, plan_request
+from sglang_plan import ASSUMED_CONTEXT_GIB, FilterModule, _weights, boot_record, compare_boot, fleet_plan, plan_request
 
 GIB = 1 << 30
 DATA = Path(__file__).resolve().parents[2] / "data" / "memory"
@@ -348,6 +348,21 @@ def test_files_are_weighed_as_they_are_loaded(stored, flag, factor):
     assert _weights(asked, 1)[0] == pytest.approx(factor * int(51.05 * GIB) / GIB)
 
 
+@pytest.mark.parametrize("name", ["sglang_plan_request", "sglang_fleet_plan", "sglang_compare_boot", "sglang_boot_record"])
+def test_an_argument_that_a_filter_does_not_have_is_named(name):
+    with pytest.raises(AnsibleFilterError, match=f"^{name}: .*; it takes \\w+"):
+        FilterModule().filters()[name]([], wanted=1)
+
+
+def test_a_boot_that_just_fit_fits_the_next_time():
+    plan = planned(request(args={**MTP, "mem-fraction-static": 0.97}, found=found()))["servers"]["n-gpu0"]
+    back = 2 * 248320 * 5120 * 2 / GIB  # embedding and output layer of the head
+    took = round(plan["left_gib"] + back + 0.05, 2)
+    assert planned(request(args={**MTP, "mem-fraction-static": 0.97}, found=found()), records=[record(graphs=took)])["fits"]
+    more = planned(request(args={**MTP, "mem-fraction-static": 0.97}, found=found()), records=[record(graphs=took + 0.1)])
+    assert "are left for graphs, which took" in more["reasons"][0]
+
+
 def test_graphs_of_earlier_boots_are_part_of_what_has_to_fit():
     fits = planned(request(found=found()), records=[record(graphs=3.0)])
     assert fits["fits"] is True
@@ -367,6 +382,24 @@ def test_an_unset_ratio_shrinks_to_the_node_in_newer_releases():
     one, two = planned(known_servers[0]), planned(*known_servers)
     assert one["fits"] is True and two["fits"] is False, "each engine sees only itself"
     assert two["reasons"][0].endswith("on each of its 2 servers fits")
+
+
+def test_advice_that_a_node_has_no_memory_for_is_not_told():
+    """With a ratio the host's pools follow those of the card: buffers that are freed become KV here and there."""
+    args = {**MTP, "enable-hierarchical-cache": True, "hicache-ratio": 3}
+
+    def node(host, **flags):
+        here = four(args={**args, **flags}, declared={**STATED, "host_free_gb": host})
+        return planned(*({**server, "kind": {**server["kind"], "release": "0.5.12"}} for server in here))
+
+    wide = node(4000)
+    advice = wide["servers"]["n-gpu0"]["advice_args"][0]
+    today, followed = (fleet["nodes"]["n"]["host_pools_gb"] for fleet in (wide, node(4000, **advice)))
+    assert today < followed
+    tight = node(round(today + 12, 2))
+    assert tight["fits"] is True
+    assert advice not in tight["servers"]["n-gpu0"]["advice_args"]
+    assert len(tight["servers"]["n-gpu0"]["advice"]) == len(tight["servers"]["n-gpu0"]["advice_args"])
 
 
 @given(
@@ -389,6 +422,9 @@ def test_figures_told_of_a_node_fit_all_of_its_servers(host, limit, free, gpus, 
         told = re.search(r"hicache-size (\d+) ", reason)
         if told:
             assert plan_of({"hicache-size": int(told[1])})["nodes"]["n"]["fits"], reason
+    if fleet["fits"]:
+        for number, flags in enumerate(fleet["servers"]["n-gpu0"]["advice_args"]):
+            assert plan_of(flags)["fits"], fleet["servers"]["n-gpu0"]["advice"][number]
     suggestion = fleet["servers"]["n-gpu0"]["suggestion"]
     found_flags = suggestion if suggestion["possible"] else suggestion["nearest"]
     if found_flags:

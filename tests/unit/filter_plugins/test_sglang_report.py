@@ -280,7 +280,7 @@ def test_a_suggestion_that_is_not_possible_tells_the_nearest(servers):
     assert told[-len(flags) :] == flags
     assert unwrapped(" ".join(told[: -len(flags)])) == (
         "node1-gpu0: not on this card: 16 requests x 16384 tokens want 262144 KV tokens; 123320 fit beside the rest;"
-        f" allow_lossy lets a narrower type of state or KV cache be tried. Nearest: {plan['max_running_requests']} running,"
+        f" allow_lossy lets a narrower type of state or KV cache be tried nearest: {plan['max_running_requests']} running,"
         f" {plan['kv_tokens']} KV tokens, {plan['left_gib']:.2f} GiB left with"
     )
 
@@ -322,7 +322,7 @@ def test_where_not_even_one_request_runs_there_is_no_nearest(servers):
     (server, *_others) = servers("mtp", declared={**STATED, "gpu_free_gib": 40})
     text = plan_report(fleet([server], want_running=2))
     line = unwrapped(paragraph(text, "node1-gpu0: not on this card"))
-    assert "Nearest" not in text and "weights of 56.48 GiB, with " in line
+    assert "nearest" not in text and "weights of 56.48 GiB, with " in line
 
 
 def test_flags_that_give_what_is_wanted_as_they_are(servers):
