@@ -4,7 +4,7 @@
 """A model's parameters as its config.json tells them, where no file tells its weights.
 
 Read by sglang_memory.py. Counted are the classes of :data:`COUNTED`, each held against the class of the same name in
-Transformers 5 (all agree to half a hundredth; tests/data/memory/parameters.json has published models). Every other class
+Transformers 5 (all agree to half a thousandth; tests/data/memory/parameters.json has published models). Every other class
 is refused by name: its weights have to be stated.
 """
 

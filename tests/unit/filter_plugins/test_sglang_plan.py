@@ -254,6 +254,21 @@ def test_servers_of_a_node_share_its_memory():
     assert all(plan["fits"] for plan in fleet["servers"].values())
 
 
+def test_a_node_that_no_host_pool_fits_is_told_so():
+    """Before 0.5.15 a host pool has to be larger than the card's."""
+    servers = four(declared={**STATED, "host_free_gb": 60})
+    (reason,) = fleet_plan([{**server, "kind": {**server["kind"], "release": "0.5.14"}} for server in servers])["reasons"]
+    assert reason.endswith(": no hicache-size fits: leave enable-hierarchical-cache out, or deploy fewer servers with it")
+
+
+def test_one_server_has_no_sum():
+    (reason,) = fleet_plan(four(declared={**STATED, "host_free_gb": 60})[:1])["reasons"]
+    assert reason == (
+        "n: host pools 155.33 GB do not fit into the node's available memory, 60.00 GB, of which 10.74 GB stay free:"
+        " hicache-size 47 fits"
+    )
+
+
 def test_the_limit_of_the_cgroup_counts_where_it_is_lower():
     fleet = fleet_plan(four(declared={**STATED, "cgroup_limit_gb": 350}))
     assert fleet["nodes"]["n"]["cgroup_limit_gb"] == 350
