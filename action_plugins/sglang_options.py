@@ -54,6 +54,10 @@ class ActionModule(ActionBase):
         for name, kind in options.items():
             if name not in given:
                 continue
+            if isinstance(kind, list):
+                if given[name] not in kind:
+                    raise AnsibleActionFail(f"-e {name} is {given[name]!r}: expected {' or '.join(kind)}")
+                continue
             if kind == "int" and isinstance(given[name], bool):
                 raise AnsibleActionFail(f"-e {name} is {given[name]!r}: expected {TYPES[kind]}")
             wrong = ArgumentSpecValidator({name: {"type": kind}}).validate({name: given[name]}).error_messages

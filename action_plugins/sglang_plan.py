@@ -13,6 +13,7 @@ from ansible.plugins.action import ActionBase
 from ansible.plugins.loader import filter_loader
 from ansible.utils.display import Display
 
+SCHEMA = 1  # of filter sglang_boot_record
 WHEN_NOT = ("refuse", "warn", "tell")
 
 display = Display()
@@ -37,13 +38,13 @@ class ActionModule(ActionBase):
             # A CPU's KV cache is bounded by max-total-tokens, and its memory is the host's: nothing to plan.
             planned = [request(server) for server in servers if server["spec"]["device"] == "cuda"]
             plan = filter_loader.get("sglang_fleet_plan").j2_function(
-                planned, records=_records(folder), tolerant=when_not != "tell", **wanted
+                planned, records=_records(folder), tolerant=True, **wanted
             )
             report = filter_loader.get("sglang_plan_report").j2_function(plan)
         except AnsibleError as error:
             raise AnsibleActionFail(error.message) from None
         result.update(changed=False, plan=plan, report=report)
-        for reason in plan["unplanned"].values():
+        for reason in plan["unplanned"].values() if when_not != "tell" else ():
             display.warning(f"started without a plan: {reason}")
         if not plan["fits"] and when_not == "refuse":
             raise AnsibleActionFail(
@@ -58,13 +59,13 @@ class ActionModule(ActionBase):
 
 
 def _records(folder):
-    """Records of earlier boots. One that can't be read is no record."""
+    """Records of earlier boots. One that can't be read, or has another form, is no record."""
     found = []
     for path in sorted(Path(folder).glob("boots/*/*.json")) if folder else []:
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
-        if isinstance(record, dict):
+        if isinstance(record, dict) and record.get("schema") == SCHEMA:
             found.append(record)
     return found

@@ -1,7 +1,7 @@
 # Copyright: sglang-fleet contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A model's config.json as the numbers that memory depends on: layers, heads, head sizes, states, parameters.
+"""A model's config.json as the numbers that memory depends on: layers, heads, head sizes, states.
 
 Read by sglang_memory.py. The sources of what is here are SGLang's ``configs/model_config.py`` (which layers and heads
 get KV), ``configs/mamba_utils.py`` (shapes of the states) and ``configs/hybrid_arch.py`` (which classes are hybrid).
@@ -80,10 +80,6 @@ class State(NamedTuple):
 
     def elements(self, tp):
         """``(conv, ssm)`` elements of one slot of one layer on one of ``tp`` ranks."""
-        if self.heads % tp:
-            raise AnsibleFilterError(
-                f"tensor-parallel size {tp} does not divide the model's {self.heads} state heads; take a size that divides them"
-            )
         # Groups that do not divide are repeated until every rank has one (mamba_utils.py).
         groups = self.groups if self.groups % tp == 0 else tp
         return (
@@ -110,6 +106,7 @@ class Model(NamedTuple):
     window: int = 0
     state: State | None = None
     multimodal: bool = False
+    heads: int = 0
     warnings: tuple = ()
 
     def kv_elements(self, tp):
@@ -118,6 +115,20 @@ class Model(NamedTuple):
 
     def swa_elements(self, tp):
         return max(1, self.swa_heads // tp) * self.swa_dim
+
+    def check_ranks(self, tp):
+        """SGLang's models assert the same when they are built: heads are cut or repeated, never cut unevenly."""
+        uneven = [(self.heads, "attention heads")] if self.heads % tp else []
+        if not self.latent_dim:
+            for heads in dict.fromkeys((self.kv_heads, self.swa_heads or self.kv_heads)):
+                uneven += [(heads, "KV heads")] if heads % tp and tp % heads else []
+        if self.state and self.state.heads % tp:
+            uneven.append((self.state.heads, "state heads"))
+        if uneven:
+            count, what = uneven[0]
+            raise AnsibleFilterError(
+                f"tensor-parallel size {tp} does not divide the model's {count} {what}; take a size that divides them"
+            )
 
     @property
     def nextn_layers(self):
@@ -135,13 +146,64 @@ class Model(NamedTuple):
         return sum(max(layer - offset + 1, 0) % every == 0 for layer in layers)
 
 
+# Every key that is read, by the type it must have; other keys are nobody's business here.
+COUNTS = """
+    attention_chunk_size attention_head_dim decoder_sparse_step depth embed_dim first_k_dense_replace full_attention_interval
+    global_head_dim head_dim hidden_size index_head_dim index_n_heads index_skip_topk_offset index_topk index_topk_freq
+    intermediate_size kv_lora_rank linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads linear_num_value_heads
+    linear_value_head_dim max_position_embeddings moe_intermediate_size moe_num_experts n_groups n_routed_experts
+    n_shared_experts num_attention_heads num_experts num_global_key_value_heads num_heads num_hidden_layers
+    num_key_value_heads num_linear_attention_layers num_local_experts num_nextn_predict_layers
+    num_sliding_attention_layers out_hidden_size q_lora_rank qk_nope_head_dim qk_rope_head_dim
+    shared_expert_intermediate_size short_conv_kernel_size sliding_window spatial_merge_size ssm_state_size swa_head_dim
+    swa_num_key_value_heads swa_v_head_dim v_head_dim vocab_size mamba_num_heads mamba_head_dim conv_kernel mamba_n_heads
+    mamba_d_head mamba_d_state mamba_n_groups mamba_d_conv in_channels num_position_embeddings patch_size temporal_patch_size
+"""
+TYPES = {
+    **dict.fromkeys(COUNTS.split(), (int, "a whole number")),
+    **dict.fromkeys(("tie_word_embeddings",), (bool, "true or false")),
+    **dict.fromkeys(("model_type", "mamba_ssm_dtype", "dtype", "torch_dtype", "hybrid_override_pattern",
+                     "quant_method"), (str, "text")),
+    **dict.fromkeys(("text_config", "llm_config", "vision_config", "audio_config", "linear_attn_config",
+                     "quantization_config"), (Mapping, "a mapping")),
+    **dict.fromkeys(("layer_types", "layers_block_type", "hybrid_layer_pattern", "kda_layers", "mlp_only_layers",
+                     "mlp_layer_types", "deepstack_visual_indexes"), (list, "a list")),
+    **dict.fromkeys(("architectures", "index_topk_pattern", "indexer_types"), ((list, str), "a list or text")),
+}  # fmt: skip
+# Looked at first: a class that is not known is not told that its keys have the wrong type.
+NAMING = ("architectures", "model_type", "text_config", "llm_config")
+PARTS = ("text_config", "llm_config", "vision_config", "linear_attn_config", "quantization_config")
+KINDS = ((bool, "true or false"), (int, "a number"), (float, "a number"), (str, "text"), ((list, tuple), "a list"),
+         (Mapping, "a mapping"))  # fmt: skip
+
+
+def kind_of(value):
+    """What a value is, in a person's words: type() would name Ansible's own wrappers."""
+    return next((words for types, words in KINDS if isinstance(value, types)), "empty" if value is None else "something else")
+
+
+def typed(config, what="the model config", only=TYPES):
+    """``config`` if every key of it that is read here, on each level, has its type or is null; else an error naming the key."""
+    if not isinstance(config, Mapping):
+        raise AnsibleTypeError(f"{what} is {kind_of(config)}; expected the mapping of a config.json")
+    for key, value in config.items():
+        if value is None or key not in TYPES or key not in only:
+            continue
+        wanted, words = TYPES[key]
+        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is int):
+            raise AnsibleTypeError(f"{key} in {what} is {value!r}; expected {words}")
+        if wanted is int and value < 0:
+            raise AnsibleFilterError(f"{key} in {what} is {value}; expected at least 0")
+        if key in PARTS:
+            typed(value, what, only)
+    return config
+
+
 def integer(text, key, least=1):
-    """``text[key]`` as a count; an error that names a key that is missing or wrong."""
+    """``text[key]`` as a count; an error that names a key that is missing or too small."""
     value = text.get(key)
     if value is None:
         raise AnsibleFilterError(f"the model config has no {key}; give the model's whole config.json")
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise AnsibleTypeError(f"{key} in the model config is {value!r}; expected a whole number")
     if value < least:
         raise AnsibleFilterError(f"{key} in the model config is {value}; expected at least {least}")
     return value
@@ -149,22 +211,27 @@ def integer(text, key, least=1):
 
 def optional(text, key, default=0):
     """``text[key]`` as a count where there is one."""
-    return integer(text, key, 0) or default if text.get(key) is not None else default
+    return text.get(key) or default
 
 
 def listed(text, key):
     value = text.get(key)
-    if not isinstance(value, (list, tuple, str)) or not value:
+    if not value:
         raise AnsibleFilterError(f"the model config has no list {key}; give the model's whole config.json")
     return value
+
+
+def quantisation(config, text):
+    """The quantization_config, empty for a checkpoint that is not quantised."""
+    return config.get("quantization_config") or text.get("quantization_config") or {}
 
 
 def architecture(config, text):
     """``(class name, warnings)``."""
     named = config.get("architectures") or text.get("architectures")
     if named:
-        arch = named[0] if isinstance(named, (list, tuple)) else named
-        if arch not in KNOWN:
+        arch = named if isinstance(named, str) else named[0]
+        if not isinstance(arch, str) or arch not in KNOWN:
             raise AnsibleFilterError(f"model class {arch} is not one whose memory is known here; plan it by a boot")
         return arch, []
     kind = config.get("model_type") or text.get("model_type")
@@ -264,10 +331,10 @@ def mamba2(arch, text):
 
 def kimi_delta(text):
     linear = text.get("linear_attn_config")
-    if not isinstance(linear, Mapping):
+    if not linear:
         raise AnsibleFilterError("the model config has no linear_attn_config; give the model's whole config.json")
     layers = integer(text, "num_hidden_layers")
-    kda = sum(1 <= layer <= layers for layer in listed(linear, "kda_layers"))
+    kda = sum(layer in range(1, layers + 1) for layer in listed(linear, "kda_layers"))
     heads, dim = integer(linear, "num_heads"), integer(linear, "head_dim")
     return layers - kda, State(kda, heads, dim, dim, heads, integer(linear, "short_conv_kernel_size"), kda=True)
 
@@ -279,16 +346,20 @@ def head_size(text):
     return integer(text, "hidden_size") // integer(text, "num_attention_heads")
 
 
+def text_of(config):
+    """The part of a config.json that describes the language model."""
+    return config.get("text_config") or config.get("llm_config") or config
+
+
 def read_model(config):
     """config.json as a :class:`Model`."""
-    if not isinstance(config, Mapping):
-        raise AnsibleTypeError(f"the model config is a {type(config).__name__}; expected the mapping of a config.json")
-    inner = next((config[key] for key in ("text_config", "llm_config") if isinstance(config.get(key), Mapping)), None)
-    text = dict(inner or config)
+    text = dict(text_of(typed(config, only=NAMING)))
     arch, warnings = architecture(config, text)
+    typed(config)
     more = {
         "layers": None if arch.startswith("Nemotron") else integer(text, "num_hidden_layers"),
         "multimodal": "vision_config" in config or "audio_config" in config,
+        "heads": optional(text, "num_attention_heads"),
     }
     if arch in GATED_DELTA:
         more["layers"], more["state"] = gated_delta(text)
@@ -313,81 +384,6 @@ def read_model(config):
     if more.get("state") and not more["state"].layers:
         more["state"] = None
     return Model(arch=arch, text=text, warnings=tuple(warnings), **more)
-
-
-def attention_parameters(model, heads_key="num_attention_heads"):
-    """Parameters of one full-attention layer."""
-    text, hidden = model.text, integer(model.text, "hidden_size")
-    heads = integer(text, heads_key)
-    if model.latent_dim:
-        nope, rope = integer(text, "qk_nope_head_dim"), model.rope_dim
-        value, query = integer(text, "v_head_dim"), text.get("q_lora_rank")
-        wide = heads * (nope + rope)
-        to_query = hidden * query + query * wide if query else hidden * wide
-        latent = model.latent_dim
-        return to_query + hidden * (latent + rope) + latent * heads * (nope + value) + heads * value * hidden
-    # Gated DeltaNet models gate their attention's output with as many values as the query has.
-    gate = 2 if model.arch in GATED_DELTA else 1
-    queries, kv = heads * model.head_dim, model.kv_heads * (model.head_dim + model.v_head_dim)
-    return hidden * (gate * queries + kv) + heads * model.v_head_dim * hidden
-
-
-# Classes whose config says nothing where embedding and output layer are apart (their default in Transformers).
-UNTIED = {"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss"}
-
-
-def feed_forward_parameters(text):
-    """``(dense, mixture)`` parameters of one layer's feed-forward part."""
-    hidden = integer(text, "hidden_size")
-    dense = 3 * hidden * (text.get("intermediate_size") or 0)
-    experts = next((text[k] for k in ("num_experts", "n_routed_experts", "num_local_experts") if text.get(k)), 0)
-    if not experts:
-        return dense, 0
-    width = text.get("moe_intermediate_size") or text.get("intermediate_size") or 0
-    shared = text.get("shared_expert_intermediate_size") or width * (text.get("n_shared_experts") or 0)
-    return dense, 3 * hidden * (width * experts + shared) + hidden * experts
-
-
-def count_parameters(model, config):
-    """``(target, draft)`` parameters as the config tells them, or None with a reason for what it does not tell.
-
-    Norms and biases are left out: less than a thousandth.
-    """
-    text, arch = model.text, model.arch
-    if arch in KDA | MAMBA2 | MIMO_V2 | GEMMA4 or arch == "Llama4ForConditionalGeneration":
-        return None, f"{arch}'s parameters are not told by its config"
-    missing = [key for key in ("vocab_size", "hidden_size") if not text.get(key)]
-    if missing:
-        return None, f"the model config has no {missing[0]}"
-    hidden, layers = text["hidden_size"], integer(text, "num_hidden_layers")
-    embedding = text["vocab_size"] * hidden
-    tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
-    if tied is None and config.get("model_type") not in UNTIED:
-        # A config leaves out what is its class's default, and that differs: Gemma, Cohere and Starcoder2 tie.
-        return None, "the model config has no tie_word_embeddings, and its class's default is not known here"
-    dense, mixture = feed_forward_parameters(text)
-    if not dense and not mixture:
-        return None, "the model config has no intermediate_size"
-    first_dense = text.get("first_k_dense_replace") or 0
-    feed = first_dense * dense + (layers - first_dense) * mixture if mixture else layers * dense
-    full = layers - model.state.layers if model.state else layers
-    total = embedding * (1 if tied else 2) + feed + full * attention_parameters(model)
-    if model.state:
-        state = model.state
-        keys, values = state.groups * state.state_size, state.heads * state.head_dim
-        # q, k, v, the output's gate; two small gates a head; the way back.
-        total += state.layers * (hidden * (2 * keys + 2 * values + 2 * state.heads) + values * hidden)
-    vision = config.get("vision_config")
-    if isinstance(vision, Mapping):
-        if not vision.get("depth") or not vision.get("hidden_size") or vision.get("embed_dim"):
-            return None, "the size of its vision tower is not told by its config"
-        side = vision["hidden_size"]
-        blocks = vision["depth"] * (4 * side * side + 2 * side * (vision.get("intermediate_size") or 4 * side))
-        merged = side * (vision.get("spatial_merge_size") or 1) ** 2
-        total += blocks + merged * (merged + (vision.get("out_hidden_size") or hidden))
-    # A multi-token-prediction head: two hidden states become one, one layer, its own embedding and output head.
-    draft = 2 * hidden * hidden + attention_parameters(model) + (mixture or dense) + 2 * embedding
-    return (total, draft), None
 
 
 class FilterModule:

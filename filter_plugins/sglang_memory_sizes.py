@@ -10,6 +10,7 @@ Read by sglang_memory.py. Sources, in SGLang's wheels: ``srt/model_executor/pool
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
 import re
@@ -78,8 +79,11 @@ KV_BYTES = {
 }  # fmt: skip
 STATE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 CONV_BYTES = 2
+# What --dtype may be, in bytes; auto is the checkpoint's type, and half for a checkpoint in float32.
+DTYPES = {"auto": 2, "half": 2, "float16": 2, "bfloat16": 2, "float": 4, "float32": 4}
 STRATEGIES = ("auto", "no_buffer", "extra_buffer", "extra_buffer_lazy")
 EAGLE_LIKE = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
+ALGORITHMS = ("NONE", *EAGLE_LIKE, "DFLASH", "DSPARK", "FROZEN_KV_MTP", "NGRAM", "UNO")
 
 
 def number(what, value, least=None, above=None, most=None, below=None, whole=False):
@@ -100,26 +104,35 @@ def number(what, value, least=None, above=None, most=None, below=None, whole=Fal
     return value
 
 
+@functools.cache
+def changes_in(version):
+    """Which of CHANGES a release has. Comparing versions is slow, and a search plans dozens of times."""
+    return {change: version >= Version(first) for change, first in CHANGES.items()}
+
+
 class Release:
     """A release of SGLang as far as memory goes: ``release.has(change)``."""
 
     def __init__(self, text):
+        self.version, self.warnings = self.read(text)
+        self.changes = changes_in(self.version)
+
+    @staticmethod
+    def read(text):
         if not isinstance(text, str):
             raise AnsibleTypeError(f"sglang_version is {text!r}; expected text such as '{NEWEST}'")
-        self.warnings = []
         found = re.match(r"\s*v?(\d+\.\d+\.\d+(?:\.?post\d+)?)", text)
         if not found or Version(found[1]).major or found[1] == "0.0.0":
-            self.warnings.append(f"sglang_version {text!r} names no release: planned as {NEWEST}, the newest known")
-            self.version = Version(NEWEST)
-            return
-        self.version = Version(found[1])
-        if self.version > Version(NEWEST):
-            self.warnings.append(f"SGLang {found[1]} is newer than {NEWEST}, the newest known here: planned as {NEWEST}")
-        elif self.version < Version(OLDEST):
-            self.warnings.append(f"SGLang {found[1]} is older than {OLDEST}, the oldest known here: planned as {OLDEST}")
+            return Version(NEWEST), [f"sglang_version {text!r} names no release: planned as {NEWEST}, the newest known"]
+        version = Version(found[1])
+        if version > Version(NEWEST):
+            return version, [f"SGLang {found[1]} is newer than {NEWEST}, the newest known here: planned as {NEWEST}"]
+        if version < Version(OLDEST):
+            return version, [f"SGLang {found[1]} is older than {OLDEST}, the oldest known here: planned as {OLDEST}"]
+        return version, []
 
     def has(self, change):
-        return self.version >= Version(CHANGES[change])
+        return self.changes[change]
 
 
 class Flags:
@@ -127,7 +140,7 @@ class Flags:
 
     def __init__(self, args):
         if not isinstance(args, Mapping):
-            raise AnsibleTypeError(f"args is a {type(args).__name__}; expected a mapping of flags without dashes")
+            raise AnsibleTypeError(f"args is {models.kind_of(args)}; expected a mapping of flags without dashes")
         named = {str(key).replace("_", "-"): value for key, value in args.items()}
         self.given = {ALIASES.get(key, key): value for key, value in named.items() if value is not None and value is not False}
 
@@ -144,7 +157,7 @@ class Flags:
 
     def choice(self, name, choices, default):
         value = self.given.get(name, default)
-        if value not in choices:
+        if value is not default and (not isinstance(value, str) or value not in choices):
             raise AnsibleFilterError(f"{name} is {value!r}; expected one of {', '.join(sorted(choices))}")
         return value
 
@@ -156,15 +169,20 @@ def kv_dtype(flags, config, model):
         return "fp8_e4m3", ["kv-cache-dtype fp8 is not a choice of SGLang: planned as fp8_e4m3"]
     if name != "auto":
         return name, []
-    quantised = config.get("quantization_config") or model.text.get("quantization_config") or {}
-    scheme = quantised.get("kv_cache_scheme")
+    quantised = models.quantisation(config, model.text)
+    scheme, inner = quantised.get("kv_cache_scheme"), quantised.get("quantization")
     eight_bits = isinstance(scheme, Mapping) and (scheme.get("type"), scheme.get("num_bits")) == ("float", 8)
-    told = str(quantised.get("kv_cache_quant_algo") or (quantised.get("quantization") or {}).get("kv_cache_quant_algo"))
-    if str(quantised.get("quant_method", "")).startswith("modelopt") and (eight_bits or told.upper() == "FP8"):
+    told = quantised.get("kv_cache_quant_algo") or (inner.get("kv_cache_quant_algo") if isinstance(inner, Mapping) else None)
+    if (quantised.get("quant_method") or "").startswith("modelopt") and (eight_bits or str(told).upper() == "FP8"):
         return "fp8_e4m3", []
     if model.index_dim:
         return "bfloat16", ["kv-cache-dtype auto is bfloat16 on Hopper and fp8_e4m3 on Blackwell: planned as bfloat16"]
-    return "bfloat16", []
+    return ("float32" if weight_bytes(flags) == 4 else "bfloat16"), []
+
+
+def weight_bytes(flags):
+    """Bytes of a parameter of a checkpoint that is not quantised, as it is loaded."""
+    return DTYPES[flags.choice("dtype", DTYPES, "auto")]
 
 
 class Speculation:
@@ -174,6 +192,9 @@ class Speculation:
         name = flags.given.get("speculative-algorithm")
         if name is not None and not isinstance(name, str):
             raise AnsibleTypeError(f"speculative-algorithm is {name!r}; expected a name such as EAGLE")
+        if name and name.upper() not in ALGORITHMS:
+            known = ", ".join(ALGORITHMS[1:])
+            raise AnsibleFilterError(f"speculative-algorithm {name} is not one whose memory is known here; known are {known}")
         self.algorithm = None if not name or name.upper() == "NONE" else name.upper()
         self.draft_tokens = self.layers = self.priced_layers = 0
         self.text = None
@@ -195,7 +216,7 @@ class Speculation:
         if self.algorithm == "NGRAM":
             return
         if draft_config is not None:
-            self.text = text = draft_config.get("text_config") or draft_config
+            self.text = text = models.text_of(draft_config)
             self.layers = models.optional(text, "num_nextn_predict_layers") or models.integer(text, "num_hidden_layers")
         else:
             # 0.5.9 to 0.5.23 load one layer of a head of their own.
@@ -252,8 +273,9 @@ class Sizes:
         if tp % attention_dp:
             raise AnsibleFilterError(f"dp-size {dp} does not divide tp-size {tp}; expected a divisor with dp attention")
         self.ranks, self.tp, self.workers = tp, tp // attention_dp, attention_dp
+        model.check_ranks(self.tp)
         self.dtype, self.warnings = kv_dtype(flags, config, model)
-        per_element = KV_BYTES[self.dtype]
+        per_element = {**KV_BYTES, "float32": 4}[self.dtype]
         # Before 0.5.11 Gemma 4 has no pool of its own for windows; the flag turns it off in all releases.
         windows = model.swa_layers and not flags.on("disable-hybrid-swa-memory")
         if model.arch in models.GEMMA4 and not release.has("gemma4_windows"):
@@ -294,13 +316,15 @@ class Sizes:
         self.token = price + self.draft_priced + self.ratio * self.swa
         if "fp4" not in self.dtype and not self.swa_layers:
             self.token = int(self.token)
+        if self.token <= 0:
+            raise AnsibleFilterError(
+                "the model config has no layer that keeps KV; check num_hidden_layers and its layers' kinds"
+            )
         self.page = flags.count("page-size", 64 if model.index_dim else 1)
         self.slot = self.conv = self.ssm = self.buffer = 0
         if model.state:
             conv, ssm = model.state.elements(self.tp)
-            asked = flags.given.get("mamba-ssm-dtype")
-            if asked is not None and asked not in STATE_BYTES:
-                raise AnsibleFilterError(f"mamba-ssm-dtype is {asked!r}; expected one of {', '.join(STATE_BYTES)}")
+            asked = flags.choice("mamba-ssm-dtype", STATE_BYTES, None)
             self.state_dtype = asked or (model.state.dtype if model.state.dtype in STATE_BYTES else "float32")
             self.conv = conv * CONV_BYTES * model.state.layers
             self.ssm = ssm * STATE_BYTES[self.state_dtype] * model.state.layers

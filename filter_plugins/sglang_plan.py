@@ -5,10 +5,27 @@
 
 from __future__ import annotations
 
+import importlib.util
+import math
 import statistics
+import sys
+from pathlib import Path
 
 from ansible.errors import AnsibleFilterError, AnsibleTypeError
-from ansible.plugins.loader import filter_loader
+
+
+def _beside(name):
+    """A file of this folder as a module: filter_plugins is on no import path, and Ansible loads its files by path."""
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+memory = _beside("sglang_memory")
+change, planning = memory.change, memory.planning
 
 SCHEMA = 1
 GIB = 1 << 30
@@ -49,14 +66,19 @@ def plan_request(known):
     host = found.get("host_memory") or {}
     if not isinstance(declared, dict):
         raise AnsibleFilterError(f"sglang_node_memory is {declared!r}: expected a mapping such as {{gpu_free_gib: 94.9}}")
-    stated = declared.get("gpu_free_gib")
+    stated, entry = declared.get("gpu_free_gib"), known["model"]
     unknown = [name for name in declared if name not in STATED]
     if unknown:
         raise AnsibleFilterError(f"sglang_node_memory has an unknown key '{unknown[0]}': known are {', '.join(STATED)}")
     for name in STATED[:3]:
         value = declared.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if value is not None and not (number and value > 0):
             raise AnsibleFilterError(f"sglang_node_memory: {name} is {value!r}: expected a number above 0")
+    if declared.get("gpu") is not None and not isinstance(declared["gpu"], str):
+        raise AnsibleFilterError(
+            f"sglang_node_memory: gpu is {declared['gpu']!r}: expected the GPU's name as the driver tells it"
+        )
     return {
         "name": spec["name"],
         "node": spec["node"],
@@ -66,9 +88,12 @@ def plan_request(known):
         "held_gib": {
             gpu["index"]: sum(used["used_gib"] for used in gpu["processes"] if used["pid"] in holds["pids"]) for gpu in cards
         },
-        "config": model.get("config") or known["model"].get("config"),
+        "unreachable": bool(found.get("unreachable")),
+        "config": model.get("config") or entry.get("config"),
         "weight_bytes": model.get("weight_bytes"),
         "draft_bytes": model.get("draft_bytes"),
+        "stated_weights_gib": entry.get("weights_gib"),
+        "stated_draft_gib": entry.get("draft_weights_gib"),
         "args": spec["args"],
         "kind": {
             "model": spec["model"],
@@ -85,10 +110,6 @@ def plan_request(known):
     }
 
 
-def _filter(name):
-    return filter_loader.get(name).j2_function
-
-
 def _learned(records, server, key):
     """The median of a figure over earlier boots of the same model, GPU, release and profile, and how many they were."""
     same = [
@@ -103,9 +124,11 @@ def _learned(records, server, key):
 def _card(server, records):
     """``(GiB free before the weights load, where that is from)``: the worst of the server's GPUs."""
     if not server["cards"] or any(gpu["free_gib"] is None for gpu in server["cards"]):
+        why = "the free memory of its GPU is not known: let the node be asked, or state it"
+        if server["unreachable"]:
+            why = f"{server['node']} could not be reached: state its memory"
         raise AnsibleFilterError(
-            f"{server['name']}: the free memory of its GPU is not known: let the node be asked, or state it in the inventory"
-            " as sglang_node_memory: {gpu_free_gib: …, host_free_gb: …}"
+            f"{server['name']}: {why} in the inventory as sglang_node_memory: {{gpu_free_gib: …, host_free_gb: …}}"
         )
     free = [gpu["free_gib"] + server["held_gib"].get(gpu["index"], 0.0) for gpu in server["cards"]]
     context, boots = _learned(
@@ -117,77 +140,153 @@ def _card(server, records):
         source = f"{min(free):.2f} free less {context:.2f} assumed for contexts"
     else:
         source = f"{min(free):.2f} free less {context:.2f} for contexts as in {boots} earlier boot{'s' if boots > 1 else ''}"
-    return round(min(free) - context, 2), source
+    # A card that has not even room for contexts is planned as an empty one: its plan says what does not fit.
+    return round(max(min(free) - context, 0.01), 2), source
 
 
-def _draft_gib(server, ranks):
-    """The draft head of a quantised checkpoint on one rank, from its files; None where the config alone tells it better.
+def _weights(server, ranks):
+    """``(weights GiB, where they are from, draft GiB)`` on one rank; None where the config has to tell it.
 
-    SGLang loads the head with an embedding and an output layer of its own and shares the target's only after the pools
-    were sized (5.53 GiB for Qwen3.6-27B, whose head's own tensors are 0.79).
+    Files win over what models.yml states, and that over the config. A quantised checkpoint's draft head is its own tensors
+    and the embedding and output layer that SGLang loads beside them (filter_plugins/sglang_memory_weights.py).
     """
-    config = server["config"]
-    if not isinstance(config, dict):
-        return None
-    text = config.get("text_config") or config
-    if not server.get("draft_bytes") or not (config.get("quantization_config") or text.get("quantization_config")):
-        return None
-    try:
-        copies = 1 if config.get("tie_word_embeddings", text.get("tie_word_embeddings")) else 2
-        shared = copies * text["vocab_size"] * text["hidden_size"] * 2
-    except (KeyError, TypeError):
-        return None
-    return round((server["draft_bytes"] + shared) / GIB / ranks, 3)
+    config, stated, draft = server["config"], server["stated_weights_gib"], server["stated_draft_gib"]
+    weighing = planning.weighing
+    weights, source = (stated / ranks, "models.yml") if stated else (None, "its config")
+    if server["weight_bytes"]:
+        loaded = weighing.loaded_share(config, server["args"])
+        weights, source = server["weight_bytes"] * loaded / GIB / ranks, "its files"
+    draft = draft / ranks if draft is not None else None
+    if server["draft_bytes"] and planning.models.quantisation(config, planning.models.text_of(config)):
+        beside = weighing.shared_with_head(config)
+        draft = (server["draft_bytes"] + beside * 2) / GIB / ranks if beside is not None else draft
+    return weights, source, draft
 
 
-def plan_server(server, records, wanted):
-    """One server's plan, with where its figures come from."""
+def _inputs(server, records, host_gb):
+    """``(inputs, told)``: what the memory filters take of one server, and what is told beside its plan."""
     name, ranks = server["name"], max(1, len(server["gpus"]))
+    free, source = _card(server, records)
     if server["config"] is None:
         raise AnsibleFilterError(
             f"{name}: nothing is known of the shape of model {server['kind']['model']}: let the node be asked, or put its"
             " config.json into models.yml as config"
         )
-    free, source = _card(server, records)
-    weights = server["weight_bytes"]
-    figures = {
-        "sglang_version": server["kind"]["release"],
-        "free_gpu_gib": free,
-        "weights_gib": round(weights / GIB / ranks, 3) if weights else None,
-        "draft_weights_gib": _draft_gib(server, ranks),
-    }
-    try:
-        plan = _filter("sglang_memory_plan")(server["config"], server["args"], **figures)
-        if wanted:
-            suggestion = _filter("sglang_memory_suggest")(server["config"], server["args"], **figures, **wanted)
-    except (AnsibleFilterError, AnsibleTypeError) as error:
-        raise AnsibleFilterError(f"{name} can't be planned: {error.message}") from None
+    planning.models.read_model(server["config"])
+    weights, weights_source, draft = _weights(server, ranks)
     graphs, boots = _learned(records, server, "graphs_gib")
-    return {
-        **plan,
-        "free_gpu_gib": free,
-        "free_source": source,
-        "weights_source": "its files" if weights else "its config",
-        "graphs_gib": graphs,
-        "graphs_boots": boots,
-        "counted": server["counted"],
-        "suggestion": suggestion if wanted else None,
-    }
+    figures = {
+        "sglang_version": server["kind"]["release"], "free_gpu_gib": free, "weights_gib": weights,
+        "draft_weights_gib": draft, "graphs_gib": graphs,
+    }  # fmt: skip
+    flags = planning.Flags(server["args"]).given
+    if planning.sizing.Release(figures["sglang_version"]).has("hicache_ratio_shrinks") and not (
+        flags.get("hicache-size") or flags.get("hicache-ratio")
+    ):
+        # An unset ratio shrinks to what the node has; all other sums are the node's own.
+        figures["host_free_gb"] = host_gb
+    told = {
+        "free_gpu_gib": free, "free_source": source, "weights_source": weights_source, "graphs_gib": graphs,
+        "graphs_boots": boots, "counted": server["counted"],
+    }  # fmt: skip
+    return {"config": server["config"], "args": server["args"], **figures}, told
+
+
+def _named(name, function, *args, **kwargs):
+    """``function``'s answer, or its error with the server's name before it."""
+    try:
+        return function(*args, **kwargs)
+    except (AnsibleFilterError, AnsibleTypeError) as error:
+        own = error.message.startswith(f"{name}: ")
+        raise AnsibleFilterError(error.message if own else f"{name} can't be planned: {error.message}") from None
+
+
+class _Node:
+    """Servers of one node, and the host memory that they share."""
+
+    def __init__(self, name, servers):
+        self.name, self.servers, self.host = name, servers, servers[0]["host"]
+        self.limit = self.host.get("cgroup_limit_gb")
+        self.available = self._with_held(server for server in servers if server["counted"])
+
+    def _with_held(self, servers):
+        """What is available once these servers have given back what they hold; None where nobody tells."""
+        if self.host.get("available_gb") is None:
+            return None
+        return round(self.host["available_gb"] + sum(server["host"].get("held_gb") or 0.0 for server in servers), 2)
+
+    def room(self):
+        """What all of the node's servers could share, were they all started anew."""
+        bounds = [bound for bound in (self._with_held(self.servers), self.limit) if bound is not None]
+        return min(bounds) if self._with_held(self.servers) is not None else None
+
+    def sum(self, inputs, plans):
+        """The filter sglang_memory_node over the servers that start, with what is available; None where none of it matters."""
+        counted = [server["name"] for server in self.servers if server["counted"] and server["name"] in plans]
+        chosen = [plans[name] for name in counted]
+        if self.available is None:
+            pinned = sum(plan["host_total_gb"] * plan["ranks"] for plan in chosen)
+            if not pinned:
+                return None
+            reason = (
+                "its free host memory is not known and a profile takes host pools: let the node be asked, or state it in the"
+                " inventory as sglang_node_memory: {gpu_free_gib: …, host_free_gb: …}"
+            )
+            summed = {"fits": False, "host_total_gb": round(pinned, 3), "host_pools_gb": round(pinned, 3), "reasons": [reason]}
+        else:
+            bounds = {"host_free_gb": self.available, "cgroup_limit_gb": self.limit}
+            summed = memory.memory_node(chosen, **bounds)
+            if summed["fits"]:
+                _drop_advice([inputs[name] for name in counted], chosen, bounds)
+            else:
+                pooled = [inputs[name] for name, plan in zip(counted, chosen) if plan["host_total_gb"]]
+                summed = memory.memory_node(chosen, **bounds, remedy=_remedy(pooled, bounds))
+        return {**summed, "available_gb": self.available, "cgroup_limit_gb": self.limit}
+
+
+def _sums(plans):
+    return [{"host_total_gb": plan.host.total, "ranks": plan.sizes.ranks} for plan in plans]
+
+
+def _drop_advice(inputs, plans, bounds):
+    """Advice that all of a node's servers can't follow at once is none: host pools follow what is on the card."""
+    for number in reversed(range(max((len(plan["advice_args"]) for plan in plans), default=0))):
+        told = [plan["advice_args"][number : number + 1] for plan in plans]
+        followed = [_raw(one, flags[0] if flags else {}) for one, flags in zip(inputs, told)]
+        if not memory.memory_node(_sums(followed), **bounds)["fits"]:
+            for plan in plans:
+                del plan["advice"][number : number + 1], plan["advice_args"][number : number + 1]
+
+
+def _remedy(pooled, bounds):
+    """The ``hicache-size`` that fits a node if each of its servers with host pools has it, as half a sentence."""
+
+    def at(size):
+        return [_raw(one, {"hicache-size": size}) for one in pooled]
+
+    def fits(size):
+        return memory.memory_node(_sums(at(size)), **bounds)["fits"]
+
+    size = change.most(1, int(bounds["host_free_gb"]), fits)
+    if size is None or any(kind == "host" for plan in at(size) for kind, _text in plan.causes):
+        return "no hicache-size fits: leave enable-hierarchical-cache out, or deploy fewer servers with it"
+    return f"hicache-size {size} fits" if len(pooled) == 1 else f"hicache-size {size} on each of its {len(pooled)} servers fits"
+
+
+def _raw(inputs, flags):
+    figures = {name: value for name, value in inputs.items() if name in planning.Figures._fields}
+    return planning.Plan(inputs["config"], {**inputs["args"], **flags}, planning.Figures(**figures))
 
 
 def fleet_plan(servers, records=None, want_running=None, want_context=None, allow_lossy=False, tolerant=False):
-    """The plans of all servers, and of their nodes' host memory.
+    """The plans of all servers, and of their nodes' host memory; the keys are in sglang_fleet_plan.yml.
 
-    ``servers``: one mapping a server with ``name``, ``node``, ``gpus`` (indices), ``cards`` (``index`` and ``free_gib`` of
-    them), ``held_gib`` (by GPU index: what of it the running server will give back), ``config`` (config.json),
-    ``weight_bytes``, ``draft_bytes`` (of the model's own draft head), ``args``, ``kind`` (``model``, ``gpu``, ``release``,
-    ``profile``), ``host`` (``available_gb``, ``cgroup_limit_gb``, ``held_gb``) and ``counted`` (false for one that runs
-    unchanged: its pools are in use already).
-    ``records``: earlier boots. With ``want_running`` each plan has a ``suggestion``. A server that can't be planned (a model
-    class that is not known, say) is an error, or with ``tolerant`` an entry of ``unplanned`` with the reason.
+    ``servers``: results of :func:`plan_request`. ``records``: earlier boots. With ``want_running`` each plan has a
+    ``suggestion``, which leaves every other server of its node an equal share of the host. A server that can't be planned
+    (a model class that is not known, say) is an error, or with ``tolerant`` an entry of ``unplanned`` with the reason.
     """
     if not isinstance(servers, list):
-        raise AnsibleTypeError(f"sglang_fleet_plan needs a list of servers, got {type(servers).__name__}")
+        raise AnsibleTypeError(f"sglang_fleet_plan needs a list of servers, got {planning.models.kind_of(servers)}")
     wanted = {}
     if want_running is not None or want_context is not None:
         if want_running is None:
@@ -197,44 +296,37 @@ def fleet_plan(servers, records=None, want_running=None, want_context=None, allo
         wanted = {"want_running": want_running, "allow_lossy": allow_lossy}
         if want_context is not None:
             wanted["want_context"] = want_context
-    plans, unplanned = {}, {}
+    nodes = {}
     for server in servers:
+        nodes.setdefault(server["node"], []).append(server)
+    nodes = {name: _Node(name, here) for name, here in nodes.items()}
+    plans, inputs, unplanned = {}, {}, {}
+    for server in servers:
+        name = server["name"]
         try:
-            plans[server["name"]] = plan_server(server, records or [], wanted)
+            inputs[name], told = _named(name, _inputs, server, records or [], nodes[server["node"]].available)
+            plans[name] = {**_named(name, memory.memory_plan, **inputs[name]), **told, "suggestion": None}
         except AnsibleFilterError as error:
             if not tolerant:
                 raise
-            unplanned[server["name"]] = error.message
-    servers = [server for server in servers if server["name"] in plans]
-    nodes, reasons = {}, []
-    for name, plan in plans.items():
-        if plan["counted"]:
-            reasons += [f"{name}: {reason}" for reason in plan["reasons"]]
-    for node in dict.fromkeys(server["node"] for server in servers):
-        here = [server for server in servers if server["node"] == node]
-        counted = [plans[server["name"]] for server in here if server["counted"]]
-        host = here[0]["host"]
-        if host.get("available_gb") is None:
-            if any(plan["host_total_gb"] for plan in counted):
-                raise AnsibleFilterError(
-                    f"{node}: its free host memory is not known and a profile takes host pools: let the node be asked, or state"
-                    " it in the inventory as sglang_node_memory: {gpu_free_gib: …, host_free_gb: …}"
-                )
-            continue
-        available = host["available_gb"] + sum(server["host"].get("held_gb") or 0.0 for server in here if server["counted"])
-        summed = _filter("sglang_memory_node")(
-            counted, host_free_gb=round(available, 2), cgroup_limit_gb=host.get("cgroup_limit_gb")
-        )
-        nodes[node] = {**summed, "available_gb": round(available, 2), "cgroup_limit_gb": host.get("cgroup_limit_gb")}
-        reasons += [f"{node}: {reason}" for reason in summed["reasons"]]
+            unplanned[name] = error.message
+    reasons = [f"{name}: {reason}" for name, plan in plans.items() if plan["counted"] for reason in plan["reasons"]]
+    summed = {}
+    for name, node in nodes.items():
+        here = [server["name"] for server in node.servers if server["name"] in plans]
+        if wanted:
+            pooled = sum(planning.wants_host_pools(planning.Flags(inputs[server]["args"])) for server in here)
+            share = {"host_free_gb": node.room(), "servers_on_node": max(1, pooled)}
+            for server in here:
+                asked = {**inputs[server], **share, **wanted}
+                plans[server]["suggestion"] = _named(server, memory.memory_suggest, **asked)
+        told = node.sum(inputs, plans) if here else None
+        if told:
+            summed[name] = told
+            reasons += [f"{name}: {reason}" for reason in told["reasons"]]
     return {
-        "schema": SCHEMA,
-        "fits": not reasons,
-        "reasons": reasons,
-        "servers": plans,
-        "nodes": nodes,
-        "unplanned": unplanned,
-    }
+        "schema": SCHEMA, "fits": not reasons, "reasons": reasons, "servers": plans, "nodes": summed, "unplanned": unplanned,
+    }  # fmt: skip
 
 
 def compare_boot(plan, figures, cap=None):
@@ -301,9 +393,10 @@ class FilterModule:
     """Registers the filters."""
 
     def filters(self):
-        return {
+        filters = {
             "sglang_plan_request": plan_request,
             "sglang_fleet_plan": fleet_plan,
             "sglang_compare_boot": compare_boot,
             "sglang_boot_record": boot_record,
         }
+        return {name: memory.in_a_sentence(name)(function) for name, function in filters.items()}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 
 from ansible.errors import AnsibleFilterError, AnsibleTypeError
@@ -18,7 +19,7 @@ from packaging.version import InvalidVersion, Version
 
 PROFILE_KEYS = ("extends", "abstract", "description", "requires", "args", "hybrid_args", "env")
 REQUIRES_KEYS = ("device", "min_release")
-MODEL_KEYS = ("path", "served_name", "hybrid", "config", "args", "env")
+MODEL_KEYS = ("path", "served_name", "hybrid", "config", "weights_gib", "draft_weights_gib", "args", "env")
 PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
 FLAG_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -43,7 +44,7 @@ def _mapping(what, value):
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise AnsibleTypeError(f"{what} is {type(value).__name__} {value!r}: expected a mapping")
+        raise AnsibleTypeError(f"{what} is {value!r}: expected a mapping")
     return value
 
 
@@ -193,6 +194,12 @@ def _model(models, name):
     _check_keys(what, model, MODEL_KEYS)
     if not isinstance(model.get("path"), str) or not model["path"].startswith("/"):
         raise AnsibleFilterError(f"{what}: path is {model.get('path')!r}: expected the model's folder on the node, from /")
+    _mapping(f"{what}: config", model.get("config"))
+    for name in ("weights_gib", "draft_weights_gib"):
+        value = model.get(name)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if value is not None and not (number and value > 0):
+            raise AnsibleFilterError(f"{what}: {name} is {value!r}: expected GiB of all of its files, a number above 0")
     return model
 
 

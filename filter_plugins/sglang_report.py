@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from ansible.errors import AnsibleFilterError, AnsibleTypeError
 
 try:
@@ -15,6 +17,7 @@ except ImportError:
     tabulate = None
 
 NOTHING = "-"
+COLUMNS = 72  # the YAML callback shows what debug prints eight columns further right
 
 
 def table(rows, headers):
@@ -25,14 +28,20 @@ def table(rows, headers):
         if len(row) != len(headers):
             raise AnsibleFilterError(f"a row of {len(row)} cells under {len(headers)} headers: {row!r}")
     cells = [[NOTHING if cell is None or cell == "" else str(cell) for cell in row] for row in rows]
-    right = [all(cell == NOTHING or cell.replace(".", "", 1).isdigit() for cell in column) for column in zip(*cells)]
+    digits = [[cell.removeprefix("-").replace(".", "", 1) for cell in column] for column in zip(*cells)]
+    right = [all(not cell or cell.isdigit() for cell in column) for column in digits]
     align = ["right" if number else "left" for number in right]
     return tabulate.tabulate(cells, headers=headers, tablefmt="simple", disable_numparse=True, colalign=align or None)
 
 
+def wrapped(text):
+    """A sentence in as many lines as a terminal of 80 columns needs; words, names and paths stay whole."""
+    return textwrap.fill(text, COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
 def _servers(servers):
     if not isinstance(servers, list):
-        raise AnsibleTypeError(f"expected a list of servers, got {type(servers).__name__}")
+        raise AnsibleTypeError(f"expected a list of servers, got {str(servers)[:40]!r}")
     return servers
 
 
@@ -138,7 +147,7 @@ def status_report(status):
 def plan_report(fleet):
     """A fleet's memory plan (filter sglang_fleet_plan), as text. GiB on the card, GB (1e9 bytes) on the host, a rank each."""
     if not isinstance(fleet, dict):
-        raise AnsibleTypeError(f"expected the plan of a fleet, got {type(fleet).__name__}")
+        raise AnsibleTypeError(f"expected the plan of a fleet, got {str(fleet)[:40]!r}")
     card, requests, notes = [], [], []
     for name, plan in fleet["servers"].items():
         state = plan["mamba_conv_gib"] + plan["mamba_ssm_gib"]
@@ -161,58 +170,64 @@ def plan_report(fleet):
             else "unknown until a first boot of this model, GPU, release and profile"
         )
         notes.append(
-            (f"free: {plan['free_source']}; weights: from {plan['weights_source']}; graphs and activations: {graphs}", name)
+            (name, f"free: {plan['free_source']}; weights: from {plan['weights_source']}; graphs and activations: {graphs}")
         )
-        notes += [(advice, name) for advice in plan["advice"][:1]]
-        notes += [(f"note: {warning}", name) for warning in plan["warnings"]]
+        notes += [(name, advice) for advice in plan["advice"][:1]]
+        notes += [(name, f"note: {warning}") for warning in plan["warnings"]]
         if not plan["counted"]:
-            notes.append(("runs already: its host pools are in use and not summed", name))
+            notes.append((name, "runs already: its host pools are in use and not summed"))
     headers = ["server", "free", "weights", "draft", "KV", "state", "spec", "left", "fits"]
     parts = ["On the card, GiB\n" + table(card, headers)] if card else []
     if requests:
         headers = ["server", "max running", "asked", "KV tokens", "slots", "bound by"]
         parts.append("Requests\n" + table(requests, headers))
-    nodes = [
-        [name, f"{node['host_pools_gb']:.2f}", node["available_gb"], node["cgroup_limit_gb"], "yes" if node["fits"] else "NO"]
-        for name, node in fleet["nodes"].items()
-    ]
+    nodes = []
+    for name, node in fleet["nodes"].items():
+        figures = [node["host_pools_gb"], node["available_gb"], node["cgroup_limit_gb"]]
+        cells = [None if figure is None else f"{figure:.2f}" for figure in figures]
+        nodes.append([name, *cells, "yes" if node["fits"] else "NO"])
     if nodes:
         parts.append("On the hosts, GB\n" + table(nodes, ["node", "pools", "available", "limit", "fits"]))
-    parts += ["\n".join(suggested(name, plan["suggestion"])) for name, plan in fleet["servers"].items() if plan["suggestion"]]
-    failing = {}
-    for reason in fleet["reasons"]:
-        name, _, why = reason.partition(": ")
-        failing.setdefault(why, []).append(name)
-    parts += [f"DOES NOT FIT: {_who(names, fleet['servers'])}: {why}" for why, names in failing.items()]
-    said = {}
-    for note, name in notes:
-        said.setdefault(note, []).append(name)
-    parts.append("\n".join(f"{_who(names, fleet['servers'])}: {note}" for note, names in said.items()))
+    wishes = {name: suggested(plan["suggestion"]) for name, plan in fleet["servers"].items() if plan["suggestion"]}
+    parts += [
+        "\n".join([wrapped(f"{who}: {first}"), *map(wrapped_flag, flags)])
+        for who, (first, *flags) in _same(wishes.items(), wishes)
+    ]
+    failing = [(name, why) for name, _, why in (reason.partition(": ") for reason in fleet["reasons"])]
+    parts += [wrapped(f"DOES NOT FIT: {who}: {why}") for who, why in _same(failing, fleet["servers"])]
+    everyone = {**fleet["servers"], **fleet["unplanned"]}
+    missing = [(name, why.removeprefix(f"{name}: ").removeprefix(f"{name} ")) for name, why in fleet["unplanned"].items()]
+    parts += [wrapped(f"NOT PLANNED: {who}: {why}") for who, why in _same(missing, everyone)]
+    parts.append("\n".join(wrapped(f"{who}: {note}") for who, note in _same(notes, fleet["servers"])))
     return "\n\n".join(part for part in parts if part) or "Nothing to plan: no selected server is for cuda."
 
 
-def _who(names, everyone):
-    return "all" if len(names) == len(everyone) and len(names) > 1 else ", ".join(names)
+def _same(pairs, everyone):
+    """``(names, said)`` of pairs ``(name, said)``: what is said of several is said once, in the order of the first."""
+    of = {}
+    for name, said in pairs:
+        of.setdefault(tuple(said) if isinstance(said, list) else said, []).append(name)
+    return [("all" if len(names) == len(everyone) and len(names) > 1 else ", ".join(names), said) for said, names in of.items()]
 
 
-def suggested(name, suggestion):
-    """Lines for a suggestion: the flags that give what was wanted, or why there are none and what comes nearest."""
-    if suggestion["possible"]:
-        plan = suggestion["plan"]
-        lines = [
-            f"{name}: {plan['max_running_requests']} running, {plan['kv_tokens']} KV tokens,"
-            f" {plan['left_gib']:.2f} GiB left with"
-        ]
-        flags, lossy = suggestion["args"], suggestion["lossy"]
-    else:
-        lines = [f"{name}: not on this card: {'; '.join(suggestion['reasons'])}"]
-        nearest = suggestion["nearest"]
-        if not nearest:
-            return lines
-        lines.append(f"  nearest: {nearest['running']} running with")
-        flags, lossy = nearest["args"], nearest["lossy"]
-    lines += [f"    {flag}: {value}" for flag, value in flags.items()] or ["    the flags as they are"]
-    return lines + [f"    lossy: {cost}" for cost in lossy]
+def wrapped_flag(line):
+    return textwrap.fill(line, COLUMNS, initial_indent="    ", subsequent_indent="      ", break_on_hyphens=False)
+
+
+def suggested(suggestion):
+    """A sentence and lines below it: flags that give what was wanted, or why there are none and what comes nearest."""
+    found = suggestion if suggestion["possible"] else suggestion["nearest"]
+    refused = "" if suggestion["possible"] else f"not on this card: {'; '.join(suggestion['reasons'])}"
+    if not found:
+        return [refused]
+    plan = found["plan"]
+    figures = [f"{plan['max_running_requests']} running, {plan['kv_tokens']} KV tokens, {plan['left_gib']:.2f} GiB left"]
+    if plan["host_total_gb"]:
+        figures.append(f"{plan['host_total_gb'] * plan['ranks']:.2f} GB on the host")
+    with_these = f"{', '.join(figures)} with{'' if found['args'] else ' the flags as they are'}"
+    first = [with_these] if suggestion["possible"] else [refused, f"nearest: {with_these}"]
+    flags = [f"{flag}: {value}" for flag, value in found["args"].items()]
+    return [*first, *flags, *(f"lossy: {cost}" for cost in found["lossy"])]
 
 
 def boots_report(records):

@@ -48,7 +48,7 @@ def fleet_status(servers):
     (result of sglang_launch_spec) and ``answer`` (result of sglang_server_info on its node, the same for all its servers).
     """
     if not isinstance(servers, list):
-        raise AnsibleTypeError(f"sglang_fleet_status needs a list of servers, got {type(servers).__name__}")
+        raise AnsibleTypeError(f"sglang_fleet_status needs a list of servers, got {str(servers)[:40]!r}")
     entries, nodes = [], {}
     for server in servers:
         answer = server["answer"]

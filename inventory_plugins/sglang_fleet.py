@@ -103,7 +103,7 @@ def _mapping(where, value):
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise FleetError(f"{where} is {type(value).__name__} {value!r}: expected a mapping")
+        raise FleetError(f"{where} is {value!r}: expected a mapping")
     return value
 
 

@@ -14,14 +14,14 @@ description:
     changes nothing.
   - It fails for a name that is close to an option without being one, and names the option that was meant. Other names
     pass, because C(-e) may set any variable.
-  - It fails for an option whose value has another type, is null or is empty.
+  - It fails for an option whose value has another type, is none of its choices, is null or is empty.
   - It fails for an inventory without servers, that is with an empty group C(sglang_servers).
   - It fails when no selected host is a server. A play on localhost alone is not looked at in this way.
 options:
   options:
     description:
-      - Options by name, each with the name of its type. Types are V(bool), V(int), V(float), V(str), V(path) and
-        V(list).
+      - Options by name, each with the name of its type or a list of its choices. Types are V(bool), V(int), V(float),
+        V(str), V(path), V(list) and V(dict).
     type: dict
     default: {}
 extends_documentation_fragment: [action_common_attributes, action_common_attributes.conn, action_common_attributes.flow]
@@ -45,6 +45,7 @@ EXAMPLES = r"""
       profile: str
       replace: bool
       out: path
+      plan: [refuse, warn]
 """
 
 RETURN = r"""

@@ -24,14 +24,14 @@ options:
   records:
     description:
       - Folder on the controller whose C(boots/SERVER/TIME.json) are records of earlier boots (M(sglang_record)). One that
-        can't be read is left out. Without it nothing is learned.
+        can't be read, or whose C(schema) is another, is left out. Without it nothing is learned.
     type: path
   when_not:
     description:
       - What to do when the plan does not fit.
       - V(refuse) fails the task with the reasons. V(warn) shows each as a warning. With both, a server that can't be planned is
         shown as a warning.
-      - V(tell) only returns the plan. A server that can't be planned fails the task.
+      - V(tell) only returns the plan and the report, which names what can't be planned.
     type: str
     choices: [refuse, warn, tell]
     default: refuse

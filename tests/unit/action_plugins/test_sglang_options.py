@@ -12,7 +12,15 @@ from types import SimpleNamespace
 import pytest
 from ansible.errors import AnsibleActionFail
 
-OPTIONS = {"profile": "str", "replace": "bool", "benchmark": "bool", "status_json": "path", "every": "int", "share": "float"}
+OPTIONS = {
+    "plan": ["refuse", "warn"],
+    "profile": "str",
+    "replace": "bool",
+    "benchmark": "bool",
+    "status_json": "path",
+    "every": "int",
+    "share": "float",
+}
 GROUPS = {
     "sglang_servers": ["n1-gpu0", "n1-gpu1", "n2-gpu0"],
     "sglang_nodes": ["n1", "n2"],
@@ -50,6 +58,7 @@ def refusal(run, *args, **kwargs):
 
 def test_good_options_pass(run):
     given = {
+        "plan": "warn",
         "profile": "mtp",
         "replace": "true",
         "benchmark": False,
@@ -76,6 +85,8 @@ def test_another_variable_is_not_ours_to_judge(run, name):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
+        ({"plan": "tell"}, "-e plan is 'tell': expected refuse or warn"),
+        ({"plan": True}, "-e plan is True: expected refuse or warn"),
         ({"replace": "maybe"}, "-e replace is 'maybe': expected true or false"),
         ({"replace": ""}, "-e replace is '': expected true or false"),
         ({"profile": ""}, "-e profile is '': expected text"),

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 
 import pytest
 from ansible.errors import AnsibleError, AnsibleFilterError, AnsibleTypeError
-from sglang_plan import ASSUMED_CONTEXT_GIB, boot_record, compare_boot, fleet_plan, plan_request
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sglang_plan import ASSUMED_CONTEXT_GIB, FilterModule, _weights, boot_record, compare_boot, fleet_plan, plan_request
 
 GIB = 1 << 30
 DATA = Path(__file__).resolve().parents[2] / "data" / "memory"
@@ -27,7 +30,7 @@ MTP = {
     "max-mamba-cache-size": 24,
 }  # fmt: skip
 HICACHE = {**MTP, "max-mamba-cache-size": 48, "enable-hierarchical-cache": True, "hicache-size": 150}
-POOLS_GB = 155.35  # of one server with HICACHE
+POOLS_GB = 155.33  # of one server with HICACHE
 STATED = {"gpu_free_gib": 94.97, "host_free_gb": 900}
 CARD = "NVIDIA H200"
 KIND = {"model": "q27", "gpu": CARD, "release": "0.5.17", "profile": "mtp_hicache"}
@@ -129,8 +132,8 @@ def test_a_model_of_which_nothing_is_known_is_named():
     ("config", "text"),
     [
         ({"architectures": ["NewForCausalLM"]}, "model class NewForCausalLM is not one whose memory is known here"),
-        ("config.json", "the model config is a str; expected the mapping of a config.json"),
-        ([], "the model config is a list; expected the mapping of a config.json"),
+        ("config.json", "the model config is text; expected the mapping of a config.json"),
+        (["x"], "the model config is a list; expected the mapping of a config.json"),
     ],
 )
 def test_what_the_arithmetic_refuses_has_the_servers_name(config, text):
@@ -143,7 +146,7 @@ def test_weights_are_those_of_the_files_else_of_the_config():
     of_files = planned(request(found=found()))["servers"]["n-gpu0"]
     of_config = planned(request(declared=STATED))["servers"]["n-gpu0"]
     assert (of_files["weights_gib"], of_files["weights_source"]) == (51.05, "its files")
-    assert (of_config["weights_gib"], of_config["weights_source"]) == (50.942, "its config")
+    assert (of_config["weights_gib"], of_config["weights_source"]) == (50.95, "its config")
     assert of_files["kv_tokens"] < of_config["kv_tokens"]
 
 
@@ -214,7 +217,7 @@ def test_what_a_running_server_holds_is_given_back():
     assert asked["host"]["held_gb"] == POOLS_GB
     fleet = planned(asked)
     assert fleet["servers"]["n-gpu0"]["free_source"].startswith("93.97 free less")  # the stranger's 1 GiB stays
-    assert (fleet["nodes"]["n"]["available_gb"], fleet["fits"]) == (255.35, True)
+    assert (fleet["nodes"]["n"]["available_gb"], fleet["fits"]) == (255.33, True)
 
 
 def test_a_stranger_on_the_card_gives_nothing_back():
@@ -245,10 +248,25 @@ def test_servers_of_a_node_share_its_memory():
     fleet = fleet_plan(four(declared={**STATED, "host_free_gb": 600}))
     assert (fleet["schema"], fleet["fits"]) == (1, False)
     assert fleet["reasons"] == [
-        "n: host pools 155.35 + 155.35 + 155.35 + 155.35 GB = 621.40 GB do not fit into the node's available memory,"
-        " 600.00 GB, of which 10.74 GB stay free: lower hicache-size"
+        "n: host pools 155.33 + 155.33 + 155.33 + 155.33 GB = 621.32 GB do not fit into the node's available memory,"
+        " 600.00 GB, of which 10.74 GB stay free: hicache-size 142 on each of its 4 servers fits"
     ]
     assert all(plan["fits"] for plan in fleet["servers"].values())
+
+
+def test_a_node_that_no_host_pool_fits_is_told_so():
+    """Before 0.5.15 a host pool has to be larger than the card's."""
+    servers = four(declared={**STATED, "host_free_gb": 60})
+    (reason,) = fleet_plan([{**server, "kind": {**server["kind"], "release": "0.5.14"}} for server in servers])["reasons"]
+    assert reason.endswith(": no hicache-size fits: leave enable-hierarchical-cache out, or deploy fewer servers with it")
+
+
+def test_one_server_has_no_sum():
+    (reason,) = fleet_plan(four(declared={**STATED, "host_free_gb": 60})[:1])["reasons"]
+    assert reason == (
+        "n: host pools 155.33 GB do not fit into the node's available memory, 60.00 GB, of which 10.74 GB stay free:"
+        " hicache-size 47 fits"
+    )
 
 
 def test_the_limit_of_the_cgroup_counts_where_it_is_lower():
@@ -266,7 +284,7 @@ def test_nodes_are_summed_each_by_itself():
 def test_a_server_that_does_not_fit_is_named():
     fleet = planned(request(declared={**STATED, "gpu_free_gib": 40}))
     assert fleet["fits"] is False
-    assert fleet["reasons"][0].startswith("n-gpu0: weights of 56.47 GiB leave ")
+    assert fleet["reasons"][0].startswith("n-gpu0: weights of 56.48 GiB, with ")
     assert fleet["servers"]["n-gpu0"]["reasons"] == [reason.partition(": ")[2] for reason in fleet["reasons"]]
 
 
@@ -274,9 +292,162 @@ def test_a_host_of_which_nothing_is_known_matters_where_there_are_pools():
     stated = {"gpu_free_gib": 94.97}
     fleet = planned(request(args=MTP, declared=stated))
     assert (fleet["nodes"], fleet["fits"]) == ({}, True)
+    fleet = planned(request(declared=stated))
+    assert fleet["fits"] is False and fleet["servers"]["n-gpu0"]["fits"] is True
+    assert fleet["reasons"] == [
+        "n: its free host memory is not known and a profile takes host pools: let the node be asked, or state it in the"
+        " inventory as sglang_node_memory: {gpu_free_gib: …, host_free_gb: …}"
+    ]
+    assert (fleet["nodes"]["n"]["available_gb"], fleet["nodes"]["n"]["host_pools_gb"]) == (
+        None,
+        pytest.approx(155.33, abs=0.01),
+    )
+
+
+def test_a_node_that_could_not_be_reached_is_said_so():
     with pytest.raises(AnsibleFilterError) as caught:
-        planned(request(declared=stated))
-    assert caught.value.message.startswith("n: its free host memory is not known and a profile takes host pools: let the node")
+        planned(request(found={"unreachable": True, "msg": "no route"}))
+    assert caught.value.message == (
+        "n-gpu0: n could not be reached: state its memory in the inventory as sglang_node_memory:"
+        " {gpu_free_gib: …, host_free_gb: …}"
+    )
+
+
+@pytest.mark.parametrize("free", [0.5, 2.18, 1e-9])
+def test_a_card_without_room_for_contexts_does_not_fit(free):
+    fleet = planned(request(declared={**STATED, "gpu_free_gib": free}))
+    assert fleet["fits"] is False and fleet["servers"]["n-gpu0"]["free_gpu_gib"] == 0.01
+    assert "take a larger card" in fleet["reasons"][0]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_figure_that_is_no_number_is_refused(value):
+    with pytest.raises(AnsibleFilterError, match=f"gpu_free_gib is {value}: expected a number above 0"):
+        request(declared={**STATED, "gpu_free_gib": value})
+
+
+@pytest.mark.parametrize("value", [5, True, ["H200"], {}])
+def test_the_name_of_a_gpu_is_text(value):
+    with pytest.raises(AnsibleFilterError) as caught:
+        request(declared={**STATED, "gpu": value})
+    assert caught.value.message == f"sglang_node_memory: gpu is {value!r}: expected the GPU's name as the driver tells it"
+
+
+QUANTISED = {**Q27, "quantization_config": {"quant_method": "fp8"}}
+
+
+def test_weights_of_a_quantised_model_are_stated_where_its_node_is_not_asked():
+    with pytest.raises(AnsibleFilterError, match="quantised checkpoint's size is told by its files alone; state weights_gib"):
+        planned(request(declared=STATED, model={"config": QUANTISED}))
+    entry = {"config": QUANTISED, "weights_gib": 29.0, "draft_weights_gib": 5.2}
+    two = {**HICACHE, "tp-size": 2}
+    plan = planned(request(gpus=[0, 1], args=two, declared=STATED, model=entry))["servers"]["n-gpu0"]
+    assert (plan["weights_gib"], plan["weights_source"], plan["draft_weights_gib"]) == (14.5, "models.yml", 2.6)
+    asked = planned(request(found=found(model={"config": QUANTISED, "draft_bytes": 400_000_000}), model=entry))
+    plan = asked["servers"]["n-gpu0"]
+    assert (plan["weights_gib"], plan["weights_source"]) == (51.05, "its files")
+    assert plan["draft_weights_gib"] == pytest.approx(5.11, abs=0.01), "files win over what is stated"
+
+
+def test_weights_are_rounded_once():
+    plan = planned(request(gpus=[0, 1, 2], args={**HICACHE, "tp-size": 1}, found=found(model={"weight_bytes": 10**10})))
+    assert plan["servers"]["n-gpu0"]["weights_gib"] == round(10**10 / GIB / 3, 3)
+    assert _weights({**request(found=found(model={"weight_bytes": 10**10}))}, 3)[0] == 10**10 / GIB / 3
+
+
+@pytest.mark.parametrize(
+    ("stored", "flag", "factor"), [("bfloat16", "float32", 2), ("float32", "auto", 0.5), (None, "half", 1)]
+)
+def test_files_are_weighed_as_they_are_loaded(stored, flag, factor):
+    asked = request(args={**MTP, "dtype": flag}, found=found(model={"config": {**Q27, "dtype": stored}}))
+    assert _weights(asked, 1)[0] == pytest.approx(factor * int(51.05 * GIB) / GIB)
+
+
+@pytest.mark.parametrize("name", ["sglang_plan_request", "sglang_fleet_plan", "sglang_compare_boot", "sglang_boot_record"])
+def test_an_argument_that_a_filter_does_not_have_is_named(name):
+    with pytest.raises(AnsibleFilterError, match=f"^{name}: .*; it takes \\w+"):
+        FilterModule().filters()[name]([], wanted=1)
+
+
+def test_a_boot_that_just_fit_fits_the_next_time():
+    plan = planned(request(args={**MTP, "mem-fraction-static": 0.97}, found=found()))["servers"]["n-gpu0"]
+    back = 2 * 248320 * 5120 * 2 / GIB  # embedding and output layer of the head
+    took = round(plan["left_gib"] + back + 0.05, 2)
+    assert planned(request(args={**MTP, "mem-fraction-static": 0.97}, found=found()), records=[record(graphs=took)])["fits"]
+    more = planned(request(args={**MTP, "mem-fraction-static": 0.97}, found=found()), records=[record(graphs=took + 0.1)])
+    assert "are left for graphs, which took" in more["reasons"][0]
+
+
+def test_graphs_of_earlier_boots_are_part_of_what_has_to_fit():
+    fits = planned(request(found=found()), records=[record(graphs=3.0)])
+    assert fits["fits"] is True
+    tight = planned(request(found=found()), records=[record(graphs=14.0)])
+    (reason,) = tight["reasons"]
+    assert "GiB are left for graphs, which took 14.00 GiB in earlier boots: mem-fraction-static " in reason
+    remedy = tight["servers"]["n-gpu0"]["remedy"]
+    again = planned(request(found=found(), args={**HICACHE, **remedy}), records=[record(graphs=14.0)])
+    assert again["fits"] is True
+
+
+def test_an_unset_ratio_shrinks_to_the_node_in_newer_releases():
+    args = {name: value for name, value in HICACHE.items() if name != "hicache-size"}
+    known_servers = [request(f"n-gpu{gpu}", [gpu], args=args, declared={**STATED, "host_free_gb": 60}) for gpu in range(2)]
+    for server in known_servers:
+        server["kind"] = {**server["kind"], "release": "0.5.23"}
+    one, two = planned(known_servers[0]), planned(*known_servers)
+    assert one["fits"] is True and two["fits"] is False, "each engine sees only itself"
+    assert two["reasons"][0].endswith("on each of its 2 servers fits")
+
+
+def test_advice_that_a_node_has_no_memory_for_is_not_told():
+    """With a ratio the host's pools follow those of the card: buffers that are freed become KV here and there."""
+    args = {**MTP, "enable-hierarchical-cache": True, "hicache-ratio": 3}
+
+    def node(host, **flags):
+        here = four(args={**args, **flags}, declared={**STATED, "host_free_gb": host})
+        return planned(*({**server, "kind": {**server["kind"], "release": "0.5.12"}} for server in here))
+
+    wide = node(4000)
+    advice = wide["servers"]["n-gpu0"]["advice_args"][0]
+    today, followed = (fleet["nodes"]["n"]["host_pools_gb"] for fleet in (wide, node(4000, **advice)))
+    assert today < followed
+    tight = node(round(today + 12, 2))
+    assert tight["fits"] is True
+    assert advice not in tight["servers"]["n-gpu0"]["advice_args"]
+    assert len(tight["servers"]["n-gpu0"]["advice"]) == len(tight["servers"]["n-gpu0"]["advice_args"])
+
+
+@given(
+    host=st.floats(20, 2000), limit=st.none() | st.floats(20, 2000), free=st.floats(60, 141), gpus=st.integers(1, 4),
+    running=st.integers(1, 32), context=st.integers(512, 16384),
+    release=st.sampled_from(["0.5.12", "0.5.14", "0.5.17", "0.5.23"]),
+    args=st.sampled_from([HICACHE, MTP, {**HICACHE, "hicache-size": 20}, {**MTP, "enable-hierarchical-cache": True}]),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_figures_told_of_a_node_fit_all_of_its_servers(host, limit, free, gpus, running, context, release, args):
+    """The hicache-size of a reason, and what is suggested for each server, planned for the whole node again."""
+    declared = {"gpu_free_gib": free, "host_free_gb": host, "cgroup_limit_gb": limit}
+
+    def plan_of(flags, **wishes):
+        here = [request(f"n-gpu{gpu}", [gpu], args={**args, **flags}, declared=declared) for gpu in range(gpus)]
+        return planned(*({**server, "kind": {**server["kind"], "release": release}} for server in here), **wishes)
+
+    fleet = plan_of({}, want_running=running, want_context=context)
+    for reason in fleet["nodes"].get("n", {"reasons": []})["reasons"]:
+        told = re.search(r"hicache-size (\d+) ", reason)
+        if told:
+            assert plan_of({"hicache-size": int(told[1])})["nodes"]["n"]["fits"], reason
+    if fleet["fits"]:
+        for number, flags in enumerate(fleet["servers"]["n-gpu0"]["advice_args"]):
+            assert plan_of(flags)["fits"], fleet["servers"]["n-gpu0"]["advice"][number]
+    suggestion = fleet["servers"]["n-gpu0"]["suggestion"]
+    found_flags = suggestion if suggestion["possible"] else suggestion["nearest"]
+    if found_flags:
+        again = plan_of(found_flags["args"])
+        assert again["fits"], (again["reasons"], found_flags["args"])
+        wanted = running if suggestion["possible"] else found_flags["running"]
+        assert again["servers"]["n-gpu0"]["max_running_requests"] >= wanted
+        assert again["servers"]["n-gpu0"]["kv_tokens"] >= wanted * context
 
 
 # -- strict, tolerant, wanted -----------------------------------------------------------------------------------------

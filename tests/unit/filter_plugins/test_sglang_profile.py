@@ -86,10 +86,10 @@ def test_extends_of_a_missing_profile_names_both():
     [
         ({"p": {"arg": {}}}, "profile 'p' has an unknown key 'arg': did you mean 'args'? known: args, extends,"),
         ({"p": {"requires": {"gpu": 1}}}, "profile 'p', requires has an unknown key 'gpu': known: device, min_release"),
-        ({"p": {"args": ["a"]}}, "profile 'p', args is list ['a']: expected a mapping"),
-        ({"p": "text"}, "profile 'p' is str 'text': expected a mapping"),
+        ({"p": {"args": ["a"]}}, "profile 'p', args is ['a']: expected a mapping"),
+        ({"p": "text"}, "profile 'p' is 'text': expected a mapping"),
         ({"p": {"extends": ["q"]}, "q": {}}, "profile 'p'"),
-        ([], "sglang_profiles is list []: expected a mapping"),
+        ([], "sglang_profiles is []: expected a mapping"),
         ({"../p": {}}, "expected"),
     ],
 )
@@ -443,6 +443,18 @@ def test_keys_are_named_by_file_and_never_written_out(request_for):
         (
             {"models": {"qwen3.6-27b": {"path": "m"}}},
             "model 'qwen3.6-27b': path is 'm': expected the model's folder on the node",
+        ),
+        (
+            {"models": {"qwen3.6-27b": {"path": "/m", "config": "config.json"}}},
+            "model 'qwen3.6-27b': config is 'config.json': expected a mapping",
+        ),
+        *(
+            (
+                {"models": {"qwen3.6-27b": {"path": "/m", name: value}}},
+                f"model 'qwen3.6-27b': {name} is {value!r}: expected GiB of all of its files, a number above 0",
+            )
+            for name in ("weights_gib", "draft_weights_gib")
+            for value in ("29", True, 0, -1, float("nan"))
         ),
         ({"models": {"qwen3.6-27b": {"file": "/m"}}}, "model 'qwen3.6-27b' has an unknown key 'file': "),
         ({"engine": engine("gpu")}, "sglang_engine_device is 'gpu': "),

@@ -181,14 +181,19 @@ def paragraph(text, first):
     return next(part for part in text.split("\n\n") if part.startswith(first))
 
 
+def unwrapped(text):
+    """Text without the line breaks that a narrow terminal needs."""
+    return " ".join(text.split())
+
+
 def test_a_plan_of_four_servers(servers):
     text = plan_report(fleet(servers()))
     card = rows(paragraph(text, "On the card, GiB"), "server")
     assert list(card) == [f"node1-gpu{gpu}" for gpu in range(4)]
-    assert card["node1-gpu3"] == ["92.79", "50.94", "5.53", "17.15", "7.03", "5.68", "6.47", "yes"]
+    assert card["node1-gpu3"] == ["92.79", "50.95", "5.53", "17.14", "7.03", "5.68", "6.47", "yes"]
     requests = rows(paragraph(text, "Requests"), "server")
-    assert requests["node1-gpu0"] == ["9", "48", "264395", "48", "state slots"]
-    assert rows(paragraph(text, "On the hosts, GB"), "node") == {"node1": ["621.40", "900.0", "-", "yes"]}
+    assert requests["node1-gpu0"] == ["9", "48", "264260", "48", "state slots"]
+    assert rows(paragraph(text, "On the hosts, GB"), "node") == {"node1": ["621.32", "900.00", "-", "yes"]}
     assert "DOES NOT FIT" not in text
 
 
@@ -204,13 +209,16 @@ def test_tables_of_plans_and_boots_fit_a_terminal(servers):
 
 def test_notes_of_all_servers_are_told_once(servers):
     text = plan_report(fleet(servers()))
-    notes = text.split("\n\n")[-1].splitlines()
-    assert notes == [
-        "all: free: 94.97 free less 2.18 assumed for contexts; weights: from its config; graphs and activations: unknown until"
-        " a first boot of this model, GPU, release and profile",
-        "all: max-running-requests 15 with max-mamba-cache-size 75 runs 15 instead of 9 and leaves 144596 of 264395 KV tokens",
-        "all: note: weights_gib is worked out from the config: 50.94 GiB in bfloat16",
-        "all: note: draft_weights_gib is worked out from the config: 5.53 GiB in bfloat16",
+    assert text.split("\n\n")[-1].splitlines() == [
+        "all: free: 94.97 free less 2.18 assumed for contexts; weights: from its",
+        "  config; graphs and activations: unknown until a first boot of this",
+        "  model, GPU, release and profile",
+        "all: max-running-requests 15 with max-mamba-cache-size 75 runs 15",
+        "  instead of 9 and leaves 144461 of 264260 KV tokens",
+        "all: note: weights_gib is worked out from the config: 50.95 GiB at 16",
+        "  bits each",
+        "all: note: draft_weights_gib is worked out from the config: 5.53 GiB at",
+        "  16 bits each",
     ]
 
 
@@ -231,13 +239,16 @@ def test_graphs_of_earlier_boots_are_told(servers):
     known = servers(declared={**STATED, "gpu": "H200"})
     kind = {"model": "qwen3.6-27b", "gpu": "H200", "release": "0.5.17", "profile": "mtp_hicache"}
     text = plan_report(fleet(known, records=[{**kind, "graphs_gib": 1.25}, {**kind, "graphs_gib": 1.75}]))
-    assert "graphs and activations: 1.50 GiB of graphs in 2 earlier boot(s)" in text
+    assert "graphs and activations: 1.50 GiB of graphs in 2 earlier boot(s)" in unwrapped(text)
 
 
 def test_what_does_not_fit_is_said_below_the_tables(servers):
     text = plan_report(fleet(servers(declared={**STATED, "host_free_gb": 350})))
-    assert rows(paragraph(text, "On the hosts, GB"), "node")["node1"] == ["621.40", "350.0", "-", "NO"]
-    assert paragraph(text, "DOES NOT FIT").startswith("DOES NOT FIT: node1: host pools 155.35 + ")
+    assert rows(paragraph(text, "On the hosts, GB"), "node")["node1"] == ["621.32", "350.00", "-", "NO"]
+    assert unwrapped(paragraph(text, "DOES NOT FIT")) == (
+        "DOES NOT FIT: node1: host pools 155.33 + 155.33 + 155.33 + 155.33 GB = 621.32 GB do not fit into the node's available"
+        " memory, 350.00 GB, of which 10.74 GB stay free: hicache-size 81 on each of its 4 servers fits"
+    )
     text = plan_report(fleet(servers(declared={**STATED, "gpu_free_gib": 40})))
     assert rows(paragraph(text, "On the card"), "server")["node1-gpu0"][-1] == "NO"
 
@@ -246,43 +257,79 @@ def test_a_suggestion_that_is_possible(servers):
     (server, *_others) = servers("mtp")
     text = plan_report(fleet([server], want_running=16))
     assert paragraph(text, "node1-gpu0: 16 running").splitlines() == [
-        "node1-gpu0: 16 running, 161039 KV tokens, 6.90 GiB left with",
+        "node1-gpu0: 16 running, 160904 KV tokens, 6.90 GiB left with",
         "    max-running-requests: 16",
         "    mamba-radix-cache-strategy: extra_buffer_lazy",
         "    max-mamba-cache-size: 64",
     ]
     lossy = plan_report(fleet([server], want_running=24, want_context=16384, allow_lossy=True))
-    assert [line for line in lossy.splitlines() if "lossy:" in line] == [
-        "    lossy: mamba-ssm-dtype bfloat16: the state cache in bfloat16 costs accuracy",
-        "    lossy: kv-cache-dtype fp8_e4m3: the KV cache in fp8 costs accuracy",
-    ]
+    assert unwrapped(paragraph(lossy, "node1-gpu0: 24 running")).endswith(
+        " lossy: mamba-ssm-dtype bfloat16: the state cache in bfloat16 costs accuracy"
+        " lossy: kv-cache-dtype fp8_e4m3: the KV cache in fp8 costs accuracy"
+    )
 
 
 def test_a_suggestion_that_is_not_possible_tells_the_nearest(servers):
     (server, *_others) = servers("mtp")
     text = plan_report(fleet([server], want_running=16, want_context=16384))
-    assert paragraph(text, "node1-gpu0: not on this card").splitlines() == [
-        "node1-gpu0: not on this card: 16 requests x 16384 tokens want 262144 KV tokens; 123455 fit beside the rest;"
-        " allow_lossy lets a narrower type of state or KV cache be tried",
-        "  nearest: 13 running with",
-        "    max-running-requests: 13",
-        "    mamba-radix-cache-strategy: extra_buffer_lazy",
-        "    max-mamba-cache-size: 52",
+    suggestion = fleet([server], want_running=16, want_context=16384)["servers"]["node1-gpu0"]["suggestion"]
+    plan = suggestion["nearest"]["plan"]
+    assert 13 < plan["max_running_requests"] < 16 and plan["kv_tokens"] >= plan["max_running_requests"] * 16384
+    told = paragraph(text, "node1-gpu0: not on this card").splitlines()
+    flags = [f"    {name}: {value}" for name, value in suggestion["nearest"]["args"].items()]
+    assert told[-len(flags) :] == flags
+    assert unwrapped(" ".join(told[: -len(flags)])) == (
+        "node1-gpu0: not on this card: 16 requests x 16384 tokens want 262144 KV tokens; 123320 fit beside the rest;"
+        f" allow_lossy lets a narrower type of state or KV cache be tried nearest: {plan['max_running_requests']} running,"
+        f" {plan['kv_tokens']} KV tokens, {plan['left_gib']:.2f} GiB left with"
+    )
+
+
+def test_what_is_the_same_for_all_servers_is_suggested_once(servers):
+    text = plan_report(fleet(servers(declared={**STATED, "host_free_gb": 350}), want_running=8, want_context=4096))
+    (told,) = [part for part in text.split("\n\n") if " running, " in part]
+    assert told.startswith("all: 9 running, ") and told.splitlines()[-1] == "    hicache-size: 81"
+    assert "GB on the host with" in unwrapped(told)
+
+
+def test_servers_that_cannot_be_planned_stand_below_the_others(servers):
+    known = servers()
+    known[1]["model"] = {**known[1]["model"], "config": {"architectures": ["NewForCausalLM"]}}
+    for server in known[2:]:
+        server.update(found={"unreachable": True, "msg": "no route"}, declared={})
+    text = plan_report(fleet(known, tolerant=True))
+    assert list(rows(paragraph(text, "On the card, GiB"), "server")) == ["node1-gpu0"]
+    assert [unwrapped(part) for part in text.split("\n\n") if part.startswith("NOT PLANNED")] == [
+        "NOT PLANNED: node1-gpu1: can't be planned: model class NewForCausalLM is not one whose memory is known here; plan it"
+        " by a boot",
+        "NOT PLANNED: node1-gpu2, node1-gpu3: node1 could not be reached: state its memory in the inventory as"
+        " sglang_node_memory: {gpu_free_gib: …, host_free_gb: …}",
     ]
+    for server in known:
+        server.update(found={"unreachable": True, "msg": "no route"}, declared={})
+    assert plan_report(fleet(known, tolerant=True)).startswith("NOT PLANNED: all: node1 could not be reached: ")
+
+
+def test_everything_told_of_a_plan_fits_a_terminal(servers):
+    known = servers(declared={**STATED, "host_free_gb": 350})
+    known[1]["declared"] = {"gpu_free_gib": 58.0}
+    known[2]["model"] = {**known[2]["model"], "config": {"architectures": ["NewForCausalLM"]}}
+    text = plan_report(fleet(known, tolerant=True, want_running=24, want_context=16384, allow_lossy=True))
+    assert max(map(len, text.splitlines())) <= TERMINAL - INDENTED
 
 
 def test_where_not_even_one_request_runs_there_is_no_nearest(servers):
     (server, *_others) = servers("mtp", declared={**STATED, "gpu_free_gib": 40})
     text = plan_report(fleet([server], want_running=2))
-    (line,) = paragraph(text, "node1-gpu0: not on this card").splitlines()
-    assert "nearest" not in text and "weights of 56.47 GiB leave" in line
+    line = unwrapped(paragraph(text, "node1-gpu0: not on this card"))
+    assert "nearest" not in text and "weights of 56.48 GiB, with " in line
 
 
 def test_flags_that_give_what_is_wanted_as_they_are(servers):
     (server, *_others) = servers("nomtp")
     server["spec"]["args"] = {**server["spec"]["args"], "max-running-requests": 18}
     told = paragraph(plan_report(fleet([server], want_running=18)), "node1-gpu0: 18 running").splitlines()
-    assert told[1:] == ["    the flags as they are"]
+    assert unwrapped(" ".join(told)).endswith(" GiB left with the flags as they are")
 
 
 def test_a_plan_of_nothing():

@@ -125,8 +125,8 @@ def refusal(config):
     [
         ({}, "nodes is empty: name at least one node with its gpus"),
         (None, "nodes is empty: name at least one node with its gpus"),
-        (["a"], "nodes is list ['a']: expected a mapping"),
-        ({"a": ["x"]}, "node 'a' is list ['x']: expected a mapping"),
+        (["a"], "nodes is ['a']: expected a mapping"),
+        ({"a": ["x"]}, "node 'a' is ['x']: expected a mapping"),
         ({"a b": {"gpus": [0]}}, "node 'a b': a node's name holds letters, digits, '.', '_' and '-' only"),
         ({"a:1": {"gpus": [0]}}, "node 'a:1': a node's name holds letters, digits, '.', '_' and '-' only"),
         ({1: {"gpus": [0]}}, "node '1': a node's name holds letters, digits, '.', '_' and '-' only"),
@@ -143,7 +143,7 @@ def refusal(config):
             {"a": {"servers": [{"gpus": [0]}, {"gpus": [1], "port": 30000}]}},
             "node 'a': port 30000 is given twice, to a-gpu0 and to a-gpu1",
         ),
-        ({"a": {"servers": ["x"]}}, "node 'a', server 0 is str 'x': expected a mapping"),
+        ({"a": {"servers": ["x"]}}, "node 'a', server 0 is 'x': expected a mapping"),
         ({"a": {"servers": [{"gpu": [0]}]}}, "node 'a', server 0: unknown key 'gpu': did you mean 'gpus'?"),
         (
             {"a": {"servers": [{"zzz": 1}]}},
