@@ -117,11 +117,15 @@ class Managed:
         return next((stat for stat in found if self.MAIN_PROCESS in command(stat.pid)), None)
 
     def strangers(self):
-        """Listeners on our port that are none of our processes."""
+        """Listeners on our ports that are none of our processes."""
         ours = {stat.pid for stat in self.leftovers()}
         if self.process is not None:
             ours |= {stat.pid for stat in members(self.params["root"], self.name, self.process.session)}
-        return [listener for listener in listeners(self.params["port"]) if listener.pid not in ours]
+        return [listener for port in self.ports() for listener in listeners(port) if listener.pid not in ours]
+
+    def ports(self):
+        """Ports that it needs for itself."""
+        return [self.params["port"]]
 
     def result(self, **more):
         """What every exit tells."""
@@ -157,7 +161,7 @@ def check_port(managed):
     strangers = managed.strangers()
     if strangers:
         raise Refused(
-            f"{managed.name}: port {managed.params['port']} is taken by {describe(strangers[0])}, which this fleet did not"
+            f"{managed.name}: port {strangers[0].port} is taken by {describe(strangers[0])}, which this fleet did not"
             f" start: stop it, or {managed.SETTING}",
             cause="port",
             listeners=[listener._asdict() for listener in strangers],
