@@ -157,11 +157,10 @@ def test_a_second_start_changes_nothing(router):
 
 def test_options_that_it_refuses_are_one_sentence_and_it_runs_on(router):
     before = router.state
-    for args, word in (({"policy": "nope"}, "invalid choice: 'nope'"), ({"health-check-interval-secs": 0}, "Must be >= 1")):
-        refused = router.fleet.run("router", replace=True, sglang_router_args=args)
-        assert refused.rc != 0
-        said = refused.tasks["Look whether the router can be started"][NAMES[0]]["msg"]
-        assert said.startswith("router: smg 1.13.0 refuses its options: ") and word in said and "\n" not in said
+    refused = router.fleet.run("router", replace=True, sglang_router_args={"health-check-interval-secs": 0})
+    assert refused.rc != 0
+    said = refused.tasks["Look whether the router can be started"][NAMES[0]]["msg"]
+    assert said.startswith("router: smg 1.13.0 refuses its options: ") and "Must be >= 1" in said and "\n" not in said
     assert router.state == before and router.both_ready()
 
 
@@ -228,8 +227,7 @@ def test_a_server_that_is_killed_costs_no_request_that_is_not_streamed(router):
         assert sglang_process.wait_until(lambda: plain.answers[200] >= enough and streams.answers[200] >= 8, 120)
     assert set(plain.answers) == {200}, (plain.answers, plain.wrong)
     cut = sum(count for outcome, count in streams.answers.items() if outcome != 200)
-    print("streams", streams.answers, streams.wrong)
-    assert cut <= CONCURRENCY, (streams.answers, streams.wrong)
+    assert cut <= CONCURRENCY and all("stream_error" in told for told in streams.wrong), (streams.answers, streams.wrong)
     assert router.workers()[first] == "ready"
 
 
