@@ -9,6 +9,7 @@ import difflib
 import getpass
 import re
 import socket
+from pathlib import Path
 
 from ansible import context
 from ansible.errors import AnsibleActionFail
@@ -16,6 +17,7 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
 from ansible.utils.vars import load_extra_vars
 
+PROJECT = Path(__file__).resolve().parents[1]
 TYPES = {
     "bool": "true or false",
     "int": "a whole number",
@@ -47,8 +49,13 @@ class ActionModule(ActionBase):
     def _refuse_misspelled(self, given, options):
         for name in given:
             near = difflib.get_close_matches(name, options, n=1, cutoff=0.75)
-            if name not in options and near:
+            if name not in options and near and name not in self._variables():
                 raise AnsibleActionFail(f"-e {name} is not an option of this playbook: did you mean '{near[0]}'?")
+
+    def _variables(self):
+        """Names of the project's own variables: one that is near an option's name is no misspelling."""
+        files = [*PROJECT.glob("group_vars/all/*.yml"), *PROJECT.glob("roles/*/defaults/main.yml")]
+        return {name for path in files for name in self._loader.load_from_file(str(path)) or {}}
 
     def _refuse_wrong_type(self, given, options):
         for name, kind in options.items():

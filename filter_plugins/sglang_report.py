@@ -141,7 +141,23 @@ def status_report(status):
         table(states, ["server", "state", "profile", "release", "pid", "up", "drift"]),
         table(loads, ["server", "run", "wait", "cap", "tok/s", "accepted", "KV used", "GPU GiB", "RSS GiB"]),
     ]
+    if status.get("router"):
+        parts.append(router_report(status["router"]))
     return "\n\n".join(parts + (["\n".join(notes)] if notes else []))
+
+
+def router_report(router):
+    """The state of a router (filter sglang_router_status), as text: a line, its reason, and a table of its workers."""
+    if not isinstance(router, dict):
+        raise AnsibleTypeError(f"expected the state of a router, got {type(router).__name__}")
+    about = f" (pid {router['pid']}, up {duration(router['uptime_s'])})" if router["pid"] else ""
+    text = f"Router {router['url']} on {router['node']}: {router['state']}{about}"
+    if router["detail"]:
+        text += f": {router['detail']}"
+    rows = [
+        [worker["name"] or "not of this fleet", worker["url"], worker["state"], worker["load"]] for worker in router["workers"]
+    ]
+    return text + ("\n" + table(rows, ["server", "URL for the router", "routed", "in flight"]) if rows else "")
 
 
 def plan_report(fleet):
@@ -280,5 +296,6 @@ class FilterModule:
             "sglang_boots_report": boots_report,
             "sglang_deploy_report": deploy_report,
             "sglang_plan_report": plan_report,
+            "sglang_router_report": router_report,
             "sglang_status_report": status_report,
         }

@@ -14,6 +14,7 @@ TOLD = (
     "state", "detail", "stage", "profile", "model", "release", "pid", "uptime_s", "launched_at", "running", "waiting",
     "token_usage", "output_tok_s", "cap", "kv_tokens", "accept_length", "gpu_memory_gib", "host_rss_gib", "log",
 )  # fmt: skip
+TOLD_OF_ROUTER = ("state", "detail", "release", "pid", "uptime_s", "launched_at", "log")
 
 
 def drift(told, wanted, asked_profile):
@@ -41,11 +42,27 @@ def drift(told, wanted, asked_profile):
     return changes
 
 
-def fleet_status(servers):
-    """The fleet as ``{"schema": 1, "servers": […], "nodes": […]}``.
+def router_status(asked):
+    """The router as one mapping; what is not known is null.
+
+    ``asked``: ``node``, ``url`` and ``answer``, the result of sglang_router_info on that node.
+    """
+    if not isinstance(asked, dict):
+        raise AnsibleTypeError(f"sglang_router_status needs a mapping, got {type(asked).__name__}")
+    told = asked["answer"].get("router")
+    entry = {"node": asked["node"], "url": asked["url"], **{key: (told or {}).get(key) for key in TOLD_OF_ROUTER}}
+    if told is None:
+        why = (str(asked["answer"].get("msg") or "").strip() or "no answer").splitlines()[-1]
+        entry.update(state="unreachable", detail=why)
+    return {**entry, "workers": (told or {}).get("workers") or []}
+
+
+def fleet_status(servers, router=None):
+    """The fleet as ``{"schema": 1, "servers": […], "nodes": […], "router": …}``.
 
     ``servers``: one mapping a server with ``name``, ``node``, ``url``, ``gpus``, ``port``, ``asked_profile``, ``wanted``
     (result of sglang_launch_spec) and ``answer`` (result of sglang_server_info on its node, the same for all its servers).
+    ``router``: what router_status takes, or None where the fleet has none.
     """
     if not isinstance(servers, list):
         raise AnsibleTypeError(f"sglang_fleet_status needs a list of servers, got {str(servers)[:40]!r}")
@@ -73,11 +90,16 @@ def fleet_status(servers):
             "detail": why,
             **{key: (answer.get("node") or {}).get(key) for key in ("gpus", "host_memory", "boot_id")},
         }
-    return {"schema": SCHEMA, "servers": entries, "nodes": list(nodes.values())}
+    return {
+        "schema": SCHEMA,
+        "servers": entries,
+        "nodes": list(nodes.values()),
+        "router": router_status(router) if router else None,
+    }
 
 
 class FilterModule:
     """Registers the filters."""
 
     def filters(self):
-        return {"sglang_fleet_status": fleet_status}
+        return {"sglang_fleet_status": fleet_status, "sglang_router_status": router_status}

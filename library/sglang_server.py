@@ -165,46 +165,26 @@ elapsed:
   type: float
 """
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
-import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_log import failure, last_lines, read_startup
+from ansible.module_utils.sglang_log import failure, last_lines
+from ansible.module_utils.sglang_managed import (
+    Managed,
+    Refused,
+    changed_parts,
+    check_port,
+    check_root,
+    launch,
+    run_module,
+    script_diff,
+    stop,
+    write_files,
+)
 from ansible.module_utils.sglang_node import gpus
-from ansible.module_utils.sglang_process import (
-    MARKERS,
-    alive,
-    boot_seconds,
-    command,
-    describe,
-    identity,
-    listeners,
-    marked,
-    members,
-    orphans,
-    send,
-    shared_bytes,
-    shared_memory,
-    started_unrecorded,
-    wait_until,
-)
-from ansible.module_utils.sglang_state import (
-    Busy,
-    Paths,
-    launch_sha256,
-    link_atomic,
-    lock,
-    new_log,
-    read_state,
-    read_text,
-    utc_now,
-    write_atomic,
-    write_state,
-)
+from ansible.module_utils.sglang_process import MARKERS, members, shared_bytes, wait_until
+from ansible.module_utils.sglang_state import launch_sha256, lock, read_text, utc_now, write_atomic, write_state
 
 # Asks the engine's own parser, as `python -m sglang.launch_server` would, without loading a model or touching a GPU.
 CHECK_FLAGS = r"""
@@ -217,83 +197,23 @@ parser.parse_args(words)
 """
 CHECK_SECONDS = 300
 ARGPARSE_ERROR = 2
-MAIN_PROCESS = "sglang.launch_server"
 EARLY_DEATH_SECONDS = 0.5
-KILL_SECONDS = 20
 GPU_SECONDS = 30
-KEPT_LOGS = 20
-KEPT_OF_PREVIOUS = ("profile", "argv", "env", "script", "launched_at", "record")
-# The server gets these of our own environment and nothing else: no SSH_*, no ANSIBLE_*.
-PASSED_ENVIRONMENT = ("HOME", "USER", "LOGNAME", "PATH", "TZ")
 # Port and host of the flags that are checked: servers that differ in nothing else share one check.
 UNCHECKED = {"--port", "--host", "--config"}
 
 
-class Refused(Exception):
-    """Why the state can't be reached, in one sentence, with data for the caller."""
+class Server(Managed):
+    """One server of the node."""
 
-    def __init__(self, sentence, **data):
-        super().__init__(sentence)
-        self.data = data
+    MAIN_PROCESS = "sglang.launch_server"
+    SETTING = "give the server another port in the inventory"
 
+    def cause_of_end(self, lines):
+        return (failure(lines) or {}).get("cause")
 
-class Server:
-    """One server of the node, as this task finds it."""
-
-    def __init__(self, params):
-        self.name = params["name"]
-        self.params = params
-        self.paths = Paths(params["root"], params["slug"])
-        self.state = read_state(self.paths.state)
-        if self.state.get("launching"):
-            found = started_unrecorded(params["root"], self.name)
-            self.state["identity"] = identity(found.pid) if found else None
-        self.process = alive(self.state.get("identity"))
-        self.warnings = []
-        owner = self.state.get("name")
-        if owner and owner != self.name and self.process is not None:
-            raise Refused(
-                f"{self.paths.state} belongs to {owner}, which runs (pid {self.process.pid}), and not to {self.name}:"
-                " give each node a sglang_root of its own, or stop it under its old name",
-                cause="owner",
-            )
-        self.launch_sha256 = launch_sha256(params["argv"] or [], params["env"], params["secrets"])
-
-    @property
-    def running(self):
-        """Profile and start of what runs, or None."""
-        if self.process is None:
-            return None
-        return {"profile": self.state.get("profile"), "launched_at": self.state.get("launched_at"), "pid": self.process.pid}
-
-    def same(self):
-        """Does what was asked for already run?"""
-        return self.process is not None and self.state.get("launch_sha256") == self.launch_sha256
-
-    def leftovers(self):
-        """Our processes that belong to no running server: of a start that was cut, or of a leader that died."""
-        if self.process is not None:
-            return []
-        argv = self.state.get("argv") or ["?"]
-        known = None if self.state.get("stopped_at") else self.state.get("identity")
-        return orphans(self.params["root"], self.name, known, argv[0])
-
-    def by_hand(self):
-        """The main process of a start script that someone ran by hand (or whose state file is gone), or None."""
-        if self.process is not None:
-            return None
-        return next((stat for stat in marked(self.params["root"], self.name) if MAIN_PROCESS in command(stat.pid)), None)
-
-    def strangers(self):
-        """Listeners on our port that are none of our processes."""
-        ours = {stat.pid for stat in self.leftovers()}
-        if self.process is not None:
-            ours |= {stat.pid for stat in members(self.params["root"], self.name, self.process.session)}
-        return [listener for listener in listeners(self.params["port"]) if listener.pid not in ours]
-
-    def result(self, **more):
-        """What every exit tells."""
-        return {"name": self.name, "pid": self.process.pid if self.process else None, "running": self.running, **more}
+    def released(self, pids):
+        wait_for_gpu(self, pids)
 
 
 def flag_words(argv):
@@ -365,35 +285,6 @@ def check_flags(module, server):
             guard.__exit__(None, None, None)
 
 
-def check_root(server):
-    """Refuse a folder that can't be written, by trying: file systems have more reasons than mode bits."""
-    folder = os.path.abspath(server.params["root"])
-    while not os.path.exists(folder):
-        folder = os.path.dirname(folder)
-    probe = os.path.join(folder, f".sglang_fleet_{os.getpid()}")
-    try:
-        os.mkdir(probe)
-        os.rmdir(probe)
-    except OSError as error:
-        raise Refused(
-            f"{server.name}: the fleet's folder {server.params['root']} can't be written ({folder}: {error.strerror}):"
-            " choose another sglang_root, or give this user the right to write there",
-            cause="root",
-        ) from None
-
-
-def check_port(server):
-    """Refuse a port that a stranger has."""
-    strangers = server.strangers()
-    if strangers:
-        raise Refused(
-            f"{server.name}: port {server.params['port']} is taken by {describe(strangers[0])}, which this fleet did not start:"
-            " stop it, or give the server another port in the inventory",
-            cause="port",
-            listeners=[listener._asdict() for listener in strangers],
-        )
-
-
 def check_replaceable(server):
     """Refuse to put a profile over a running one unasked."""
     if server.same() or server.params["replace"]:
@@ -415,198 +306,6 @@ def check_replaceable(server):
         " -e replace=true stops and starts it at once",
         cause="running",
     )
-
-
-def changed_parts(server):
-    """What a running server was started with and is not asked for now: names of flags and variables, or which keys."""
-    old, new = ((server.state.get("record") or {}).get("flags") or [], server.params["record"].get("flags") or [])
-    flags = [line[0] for line in [*old, *new] if line not in old or line not in new]
-    old_env, new_env = server.state.get("env") or {}, server.params["env"]
-    names = [name for name in {**old_env, **new_env} if old_env.get(name) != new_env.get(name)]
-    return list(dict.fromkeys(flags + names)) or ["engine or keys"]
-
-
-def launch_text(argv, env):
-    """What decides how a server runs, a word a line, for a diff."""
-    return "".join(f"{name}={value}\n" for name, value in sorted(env.items())) + "".join(f"{word}\n" for word in argv)
-
-
-def script_diff(server):
-    """Before and after: the start script, and what runs where something does."""
-    params = server.params
-    shown = [
-        {
-            "before_header": params["script_path"],
-            "after_header": params["script_path"],
-            "before": read_text(params["script_path"]) or "",
-            "after": params["script"],
-        }
-    ]
-    if server.process is not None and not server.same():
-        shown.append(process_diff(server, launch_text(params["argv"], params["env"])))
-    return shown
-
-
-def process_diff(server, after):
-    """Before and after of the running process, a word a line."""
-    header = f"{server.name}: process"
-    before = launch_text(server.state.get("argv") or [], server.state.get("env") or {})
-    return {"before_header": header, "after_header": header, "before": before, "after": after}
-
-
-def write_files(server):
-    """Put the start script and the secrets where the server reads them. True when the script changed."""
-    params = server.params
-    server.paths.make()
-    changed = read_text(params["script_path"]) != params["script"]
-    if changed:
-        write_atomic(params["script_path"], params["script"], 0o700)
-    if params["secrets"]:
-        text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in sorted(params["secrets"].items()))
-        if read_text(server.paths.secrets) != text:
-            write_atomic(server.paths.secrets, text, 0o600)
-    elif os.path.exists(server.paths.secrets):
-        os.unlink(server.paths.secrets)
-    return changed
-
-
-def remove_old_logs(paths):
-    """Keep the newest logs of a server; SGLang writes a line a batch and a disk is finite."""
-    logs = sorted(name for name in os.listdir(paths.logs) if name.endswith(".log"))
-    for name in logs[:-KEPT_LOGS]:
-        os.unlink(os.path.join(paths.logs, name))
-
-
-def launch(server):
-    """Start the script in a session of its own and write down what was started."""
-    params = server.params
-    log = new_log(server.paths)
-    environment = {name: os.environ[name] for name in PASSED_ENVIRONMENT if name in os.environ}
-    environment.setdefault("PATH", "/usr/local/bin:/usr/bin:/bin")
-    environment["LC_ALL"] = "C.UTF-8"
-    written = {
-        "name": server.name,
-        "identity": None,
-        "launching": True,
-        "profile": params["profile"],
-        "argv": params["argv"],
-        "env": params["env"],
-        "launch_sha256": server.launch_sha256,
-        "script": params["script_path"],
-        "port": params["port"],
-        "log": log,
-        "launched_at": utc_now(),
-        "launched_epoch": time.time(),
-        "launched_boot_seconds": boot_seconds(),
-        "launched_by": params["who"],
-        "stopped_at": None,
-        "stopping_at": None,
-        "ready_at": None,
-        "record": params["record"],
-        "previous": {key: server.state.get(key) for key in KEPT_OF_PREVIOUS} if server.state else None,
-    }
-    descriptor = os.open(log, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
-    try:
-        # Written before and after: a task that is cut between the two leaves a process that the next one recognises.
-        write_state(server.paths.state, written)
-        # run_command waits for its child, and a server is not to be waited for. Both are needed: without the redirection
-        # the task hangs until the server ends, without the session the server dies with the connection.
-        process = subprocess.Popen(  # pylint: disable=ansible-bad-function
-            [params["script_path"]],
-            stdin=subprocess.DEVNULL,
-            stdout=descriptor,
-            stderr=subprocess.STDOUT,
-            cwd=params["root"],
-            env=environment,
-            start_new_session=True,
-            close_fds=True,
-        )
-    finally:
-        os.close(descriptor)
-    known = identity(process.pid)
-    write_state(server.paths.state, {**written, "identity": known, "launching": False})
-    link_atomic(os.path.relpath(log, os.path.dirname(server.paths.newest_log)), server.paths.newest_log)
-    remove_old_logs(server.paths)
-    time.sleep(EARLY_DEATH_SECONDS)
-    if process.poll() is not None:
-        lines = read_startup(log)
-        verdict = failure(lines) or {}
-        raise Refused(
-            f"{server.name} ended at once with exit code {process.returncode}:"
-            f" {verdict.get('cause') or (last_lines(lines, 1) or ['no output'])[0]}; whole log: {log}",
-            cause="died",
-            lines=last_lines(lines),
-            log=log,
-        )
-    server.state = read_state(server.paths.state)
-    server.process = alive(known)
-    return log
-
-
-def kill(processes):
-    """SIGKILL to processes that are ours."""
-    for stat in processes:
-        send(stat.pid, signal.SIGKILL, stat.start_ticks)
-
-
-def stop(server):
-    """Bring the server down and see that nothing of it is left. Returns what had to be killed."""
-    params = server.params
-    root, name = params["root"], params["name"]
-    session = server.process.session if server.process else None
-    ours = members(root, name, session) if server.process else server.leftovers()
-    files = shared_memory(stat.pid for stat in ours) | set(server.state.get("shared_memory") or [])
-
-    def left():
-        return members(root, name, session) if session else server.leftovers()
-
-    by_hand = server.by_hand()
-    note(server, stopping_at=utc_now(), stopping_by=params["who"])
-    main = identity(server.process.pid) if server.process else identity(by_hand.pid) if by_hand else None
-    if main is not None:
-        # To the main process alone: to the whole group it looks like a crash of the children and nothing is drained.
-        send(main["pid"], signal.SIGTERM, main["start_ticks"])
-        wait_until(lambda: alive(main) is None, params["stop_timeout"])
-        # The main process ends its children itself, a moment after or before its own end.
-        wait_until(lambda: not left(), 2)
-    killed = [{"pid": stat.pid, "command": command(stat.pid)[:200]} for stat in left()]
-    kill(left())
-
-    def gone():
-        kill(left())
-        return not left()
-
-    if not wait_until(gone, KILL_SECONDS):
-        raise Refused(
-            f"{name}: {len(left())} of its processes outlive SIGKILL by {KILL_SECONDS} s, first pid {left()[0].pid}"
-            f" ({command(left()[0].pid)[:120]}), state {left()[0].state}: a driver or a file system holds them",
-            cause="unkillable",
-        )
-    wait_for_gpu(server, {stat.pid for stat in ours})
-    for path in files:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-    note_stopped(server)
-    server.process = None
-    return killed
-
-
-def note_stopped(server):
-    """Write down that the server was stopped, by whom and why."""
-    if not server.state.get("stopped_at"):
-        params = server.params
-        note(server, stopped_at=utc_now(), stopped_by=params["who"], stopped_because=params["because"], shared_memory=[])
-
-
-def note(server, **told):
-    """Add to the state file, if there is one. A disk that takes nothing more must not keep a server from being stopped."""
-    if not server.state.get("identity"):
-        return
-    server.state.update(told)
-    try:
-        write_state(server.paths.state, server.state)
-    except OSError as error:
-        server.warnings.append(f"{server.name}: {server.paths.state} could not be written: {error.strerror}")
 
 
 def wait_for_gpu(server, pids):
@@ -675,43 +374,9 @@ def ensure_started(module, server):
         write_state(server.paths.state, {**server.state, "launching": False})
     if not same:
         stop(server)  # of a server that died or was never recorded, what is left
-        result["log"] = launch(server)
+        result["log"] = launch(server, lambda: False, EARLY_DEATH_SECONDS)
     result.update(pid=server.process.pid, identity=server.state["identity"])
     return result
-
-
-def ensure_stopped(module, server):
-    """State stopped."""
-    files = [path for path in server.state.get("shared_memory") or [] if os.path.exists(path)]
-    needed = server.process is not None or bool(server.leftovers()) or bool(files)
-    result = server.result(changed=needed, killed=[], elapsed=0.0, log=server.state.get("log"))
-    if module._diff:
-        result["diff"] = [process_diff(server, "")] if needed else []
-    if module.check_mode:
-        return result
-    if not needed:
-        note_stopped(server)
-        return result
-    started = time.monotonic()
-    result["killed"] = stop(server)
-    result["elapsed"] = round(time.monotonic() - started, 1)
-    result["pid"] = None
-    for warning in server.warnings:
-        module.warn(warning)
-    return result
-
-
-@contextlib.contextmanager
-def guarded(module, paths):
-    """Hold the server's lock. Where the disk takes no lock file (full, read-only), a stop goes on without."""
-    with contextlib.ExitStack() as held:
-        try:
-            held.enter_context(lock(paths.lock, module.params["who"], module.params["lock_timeout"]))
-        except OSError as error:
-            if module.params["state"] != "stopped":
-                raise
-            module.warn(f"{module.params['name']}: stopped without a lock: {paths.lock}: {error.strerror}")
-        yield
 
 
 def main():
@@ -737,32 +402,7 @@ def main():
         },
         supports_check_mode=True,
     )
-    act = ensure_stopped if module.params["state"] == "stopped" else ensure_started
-    paths = Paths(module.params["root"], module.params["slug"])
-    read_only = module.check_mode or module.params["state"] == "checked" or not os.path.isdir(paths.run)
-    try:
-        if read_only and not (module.params["state"] == "started" and not module.check_mode):
-            module.exit_json(**act(module, Server(module.params)))
-        if module.params["state"] != "stopped":
-            check_root(Server(module.params))
-            paths.make()
-        with guarded(module, paths):
-            module.exit_json(**act(module, Server(module.params)))
-    except Busy as holder:
-        module.fail_json(
-            msg=f"{module.params['name']} is being worked on by {holder}: wait for it, or look at what it does",
-            cause="locked",
-        )
-    except Refused as refusal:
-        module.fail_json(msg=str(refusal), **refusal.data)
-    except OSError as error:
-        module.fail_json(
-            msg=(
-                f"{module.params['name']}: {error.filename or module.params['root']}: {error.strerror or error}:"
-                " free space there, or give this user the right to write"
-            ),
-            cause="os",
-        )
+    run_module(module, Server, ensure_started)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,14 @@ class Client:
             return None
         return body if isinstance(body, dict) else None
 
+    def ask(self, method, path, timeout, body=None):
+        """``(status, answer)`` of any request: the answer as JSON, or as text where it is none."""
+        answer = self._ask(method, path, timeout, json=body)
+        try:
+            return answer.status_code, answer.json()
+        except ValueError:
+            return answer.status_code, answer.text
+
     def generate(self, timeout):
         """One real generation; None when it came, else what was wrong. Some faults show only here."""
         body = {"text": PROMPT, "sampling_params": {"max_new_tokens": PROMPT_TOKENS, "temperature": 0, "ignore_eos": True}}

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from ansible.errors import AnsibleActionFail
+from ansible.parsing.dataloader import DataLoader
 
 OPTIONS = {
     "plan": ["refuse", "warn"],
@@ -35,11 +36,11 @@ def run(load, monkeypatch):
     plugin = load("action_plugins", "sglang_options")
     monkeypatch.setattr(plugin.ActionBase, "run", lambda self, tmp=None, task_vars=None: {})
 
-    def _run(given=None, hosts=("n1-gpu0",), groups=None, batch=()):
+    def _run(given=None, hosts=("n1-gpu0",), groups=None, batch=(), options=None):
         monkeypatch.setattr(plugin, "load_extra_vars", lambda loader: given or {})
         action = plugin.ActionModule.__new__(plugin.ActionModule)
-        action._task = SimpleNamespace(args={"options": OPTIONS})
-        action._loader = None
+        action._task = SimpleNamespace(args={"options": options or OPTIONS})
+        action._loader = DataLoader()
         task_vars = {
             "groups": GROUPS if groups is None else groups,
             "ansible_play_hosts_all": list(hosts),
@@ -75,6 +76,11 @@ def test_good_options_pass(run):
 )
 def test_a_near_miss_is_refused_with_what_was_meant(run, typed, meant):
     assert refusal(run, {typed: "x"}) == f"-e {typed} is not an option of this playbook: did you mean '{meant}'?"
+
+
+def test_a_variable_of_a_role_that_is_near_an_option_is_no_misspelling(run):
+    assert run({"sglang_server_replace": True}, options={"sglang_router_replace": "bool"})["changed"] is False
+    assert "did you mean" in refusal(run, {"sglang_sever_replace": True}, options={"sglang_server_replace": "bool"})
 
 
 @pytest.mark.parametrize("name", ["ansible_user", "sglang_profile", "out", "x"])

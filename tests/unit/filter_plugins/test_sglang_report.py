@@ -12,7 +12,7 @@ import pytest
 from ansible.errors import AnsibleError
 from sglang_plan import boot_record, fleet_plan, plan_request
 from sglang_profile import resolve_profile
-from sglang_report import boots_report, capped, deploy_report, duration, plan_report, status_report, table
+from sglang_report import boots_report, capped, deploy_report, duration, plan_report, router_report, status_report, table
 
 
 def rows(text, first):
@@ -404,3 +404,32 @@ def test_a_row_of_another_length_is_refused():
 )
 def test_a_duration(seconds, text):
     assert duration(seconds) == text
+
+
+ROUTER = {
+    "node": "n", "url": "http://127.0.0.1:30080", "state": "ready", "detail": None, "pid": 7, "uptime_s": 61,
+    "workers": [
+        {"name": "n-gpu0", "url": "http://127.0.0.1:30000", "state": "ready", "load": 2},
+        {"name": "n-gpu1", "url": "http://127.0.0.1:30001", "state": "absent", "load": None},
+        {"name": None, "url": "http://10.0.0.9:1", "state": "failed", "load": 0},
+    ],
+}  # fmt: skip
+
+
+def test_a_router_and_what_it_routes_to():
+    text = router_report(ROUTER)
+    assert text.splitlines()[0] == "Router http://127.0.0.1:30080 on n: ready (pid 7, up 1m01s)"
+    assert rows(text, "server") == {
+        "n-gpu0": ["http://127.0.0.1:30000", "ready", "2"],
+        "n-gpu1": ["http://127.0.0.1:30001", "absent", "-"],
+        "not of this fleet": ["http://10.0.0.9:1", "failed", "0"],
+    }
+    assert max(map(len, text.splitlines())) <= 72
+    assert text in status_report({"servers": [], "router": ROUTER})
+
+
+def test_a_router_that_does_not_run():
+    gone = {**ROUTER, "state": "dead", "detail": "the node was restarted", "pid": None, "uptime_s": None, "workers": []}
+    assert router_report(gone) == "Router http://127.0.0.1:30080 on n: dead: the node was restarted"
+    with pytest.raises(AnsibleError):
+        router_report(None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 from ansible.errors import AnsibleTypeError
-from sglang_status import TOLD, drift, fleet_status
+from sglang_status import TOLD, drift, fleet_status, router_status
 
 ARGV = ["/venv/bin/python", "-m", "sglang.launch_server"]
 FLAGS = [["--enable-metrics"], ["--mem-fraction-static", "0.85"]]
@@ -84,3 +84,28 @@ def test_an_answer_without_any_word():
 def test_what_is_no_list_is_refused(servers):
     with pytest.raises(AnsibleTypeError, match="needs a list of servers, got"):
         fleet_status(servers)
+
+
+ROUTER = {"state": "ready", "detail": None, "pid": 7, "uptime_s": 60, "launched_at": "t", "release": "1.13.0", "log": "/l",
+          "workers": [{"name": "n-gpu0", "url": "http://127.0.0.1:1", "state": "ready", "load": 2}]}  # fmt: skip
+
+
+def test_a_fleet_without_a_router():
+    assert fleet_status([])["router"] is None
+
+
+def test_a_router_that_answers():
+    asked = {"node": "n", "url": "http://127.0.0.1:2", "answer": {"router": ROUTER}}
+    assert fleet_status([], router=asked)["router"] == {"node": "n", "url": "http://127.0.0.1:2", **ROUTER}
+
+
+def test_a_router_whose_node_does_not_answer():
+    told = router_status({"node": "n", "url": None, "answer": {"unreachable": True, "msg": "Traceback\nno route to host"}})
+    assert (told["state"], told["detail"], told["pid"], told["workers"]) == ("unreachable", "no route to host", None, [])
+    assert set(told) == {"node", "url", *ROUTER}
+    assert router_status({"node": "n", "url": None, "answer": {}})["detail"] == "no answer"
+
+
+def test_a_router_of_another_kind():
+    with pytest.raises(AnsibleTypeError):
+        router_status([])

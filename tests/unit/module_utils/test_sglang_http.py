@@ -133,6 +133,17 @@ def test_the_key_is_sent_and_no_proxy_is_used(server, monkeypatch):
     assert keys == ["Bearer secret", None]
 
 
+def test_any_request_gives_its_status_and_its_answer(client, server):
+    server.answers["/x"] = (409, '{"error": "there"}', 0)
+    server.answers["/y"] = (200, "OK", 0)
+    assert client.ask("POST", "/x", 5, {"a": 1}) == (409, {"error": "there"})
+    assert client.ask("GET", "/y", 5) == (200, "OK")
+    assert [(method, path, body) for method, path, _headers, body in server.asked] == [
+        ("POST", "/x", b'{"a": 1}'),
+        ("GET", "/y", b""),
+    ]
+
+
 def test_a_generation_that_came(client, server):
     server.answers["/generate"] = (200, '{"text": " jumps over the lazy"}', 0)
     assert client.generate(5) is None
