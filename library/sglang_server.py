@@ -73,13 +73,21 @@ options:
     type: bool
     default: false
   stop_timeout:
-    description: Seconds that requests in flight get to finish after SIGTERM, before SIGKILL.
+    description:
+      - Seconds that requests in flight get to finish after SIGTERM, before SIGKILL. V(0) kills at once, for a start that
+        failed and has no requests.
     type: int
     default: 60
   because:
     description: Why it is stopped, for the record and M(sglang_server_info), such as the cause of a failed start.
     type: str
     default: ""
+  keep_bundle:
+    description:
+      - Before anything is stopped, keep a support bundle of this boot below C(<root>/bundles) with the log, the script, the
+        command line and environment without secrets, the node, and the kernel's lines on memory. The 10 newest are kept.
+    type: bool
+    default: false
   lock_timeout:
     description: Seconds to wait for another run that works on this server.
     type: int
@@ -159,6 +167,10 @@ killed:
   returned: for stopped
   type: list
   elements: dict
+bundle:
+  description: The support bundle that was kept, on the node; null when none was.
+  returned: for stopped
+  type: str
 elapsed:
   description: Seconds that stopping took, until the last process was gone and its GPU memory back.
   returned: for stopped
@@ -166,14 +178,19 @@ elapsed:
 """
 
 import contextlib
+import getpass
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_log import failure, last_lines, read_startup
+from ansible.module_utils.sglang_bundle import write_bundle
+from ansible.module_utils.sglang_log import cause_of_death, last_lines, matter, read_startup, redact
 from ansible.module_utils.sglang_node import gpus
 from ansible.module_utils.sglang_process import (
     MARKERS,
@@ -189,7 +206,9 @@ from ansible.module_utils.sglang_process import (
     send,
     shared_bytes,
     shared_memory,
+    shared_memory_files,
     started_unrecorded,
+    unused,
     wait_until,
 )
 from ansible.module_utils.sglang_state import (
@@ -197,8 +216,10 @@ from ansible.module_utils.sglang_state import (
     Paths,
     launch_sha256,
     link_atomic,
+    load_state,
     lock,
     new_log,
+    read_secrets,
     read_state,
     read_text,
     utc_now,
@@ -222,6 +243,9 @@ EARLY_DEATH_SECONDS = 0.5
 KILL_SECONDS = 20
 GPU_SECONDS = 30
 KEPT_LOGS = 20
+# Below this a start is not worth beginning: SGLang writes its log, and the fleet its state, on that disk.
+ROOM_BYTES = 64 << 20
+TEMPORARY = "sglang_fleet_"
 KEPT_OF_PREVIOUS = ("profile", "argv", "env", "script", "launched_at", "record")
 # The server gets these of our own environment and nothing else: no SSH_*, no ANSIBLE_*.
 PASSED_ENVIRONMENT = ("HOME", "USER", "LOGNAME", "PATH", "TZ")
@@ -244,12 +268,12 @@ class Server:
         self.name = params["name"]
         self.params = params
         self.paths = Paths(params["root"], params["slug"])
-        self.state = read_state(self.paths.state)
+        self.state, self.damage = load_state(self.paths.state)
         if self.state.get("launching"):
             found = started_unrecorded(params["root"], self.name)
             self.state["identity"] = identity(found.pid) if found else None
         self.process = alive(self.state.get("identity"))
-        self.warnings = []
+        self.warnings = [f"{self.name}: {self.damage}"] if self.damage else []
         owner = self.state.get("name")
         if owner and owner != self.name and self.process is not None:
             raise Refused(
@@ -380,6 +404,15 @@ def check_root(server):
             " choose another sglang_root, or give this user the right to write there",
             cause="root",
         ) from None
+    found = os.statvfs(folder)
+    free = found.f_bavail * found.f_frsize
+    if free < ROOM_BYTES or (found.f_files and not found.f_favail):
+        what = f"{free >> 20} MiB" if free < ROOM_BYTES else "no file"
+        raise Refused(
+            f"{server.name}: the disk of the fleet's folder {server.params['root']} has room for {what} and a start needs"
+            f" {ROOM_BYTES >> 20} MiB for its log: free space there, or choose another sglang_root",
+            cause="disk_full",
+        )
 
 
 def check_port(server):
@@ -477,13 +510,27 @@ def remove_old_logs(paths):
         os.unlink(os.path.join(paths.logs, name))
 
 
+def user():
+    """This user's name as torch spells it in the name of its cache, so that kernels that are compiled already are found."""
+    try:
+        return re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    except (KeyError, OSError):  # a user id without a name
+        return str(os.geteuid())
+
+
 def launch(server):
     """Start the script in a session of its own and write down what was started."""
     params = server.params
     log = new_log(server.paths)
+    descriptor = os.open(log, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
     environment = {name: os.environ[name] for name in PASSED_ENVIRONMENT if name in os.environ}
     environment.setdefault("PATH", "/usr/local/bin:/usr/bin:/bin")
     environment["LC_ALL"] = "C.UTF-8"
+    # The script exports them too; from here they are there before bash has read a line of it.
+    environment.update((marker, params["env"][marker]) for marker in MARKERS if marker in params["env"])
+    # SGLang leaves five files a boot where temporary files go. Compiled kernels go there too, and those are to stay.
+    environment["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(tempfile.gettempdir(), f"torchinductor_{user()}")
+    environment["TMPDIR"] = tempfile.mkdtemp(prefix=TEMPORARY)
     written = {
         "name": server.name,
         "identity": None,
@@ -503,9 +550,11 @@ def launch(server):
         "stopping_at": None,
         "ready_at": None,
         "record": params["record"],
+        "temporary": environment["TMPDIR"],
+        # Files that are no work of this boot, so that what it leaves is known even when nobody watched it.
+        "shared_memory_before": sorted(shared_memory_files()),
         "previous": {key: server.state.get(key) for key in KEPT_OF_PREVIOUS} if server.state else None,
     }
-    descriptor = os.open(log, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
     try:
         # Written before and after: a task that is cut between the two leaves a process that the next one recognises.
         write_state(server.paths.state, written)
@@ -530,12 +579,16 @@ def launch(server):
     time.sleep(EARLY_DEATH_SECONDS)
     if process.poll() is not None:
         lines = read_startup(log)
-        verdict = failure(lines) or {}
+        verdict = cause_of_death(log, params["record"].get("release"))[1] or {}
         raise Refused(
             f"{server.name} ended at once with exit code {process.returncode}:"
             f" {verdict.get('cause') or (last_lines(lines, 1) or ['no output'])[0]}; whole log: {log}",
             cause="died",
-            lines=last_lines(lines),
+            cause_id=verdict.get("id", "died"),
+            advice=verdict.get("advice", "run the start script by hand to see more"),
+            stage="import",
+            elapsed=EARLY_DEATH_SECONDS,
+            lines=matter(lines, verdict),
             log=log,
         )
     server.state = read_state(server.paths.state)
@@ -563,9 +616,11 @@ def stop(server):
     by_hand = server.by_hand()
     note(server, stopping_at=utc_now(), stopping_by=params["who"])
     main = identity(server.process.pid) if server.process else identity(by_hand.pid) if by_hand else None
-    if main is not None:
+    if main is not None and params["stop_timeout"] > 0:
         # To the main process alone: to the whole group it looks like a crash of the children and nothing is drained.
         send(main["pid"], signal.SIGTERM, main["start_ticks"])
+        # A halted process heeds nothing until it goes on.
+        send(main["pid"], signal.SIGCONT, main["start_ticks"])
         wait_until(lambda: alive(main) is None, params["stop_timeout"])
         # The main process ends its children itself, a moment after or before its own end.
         wait_until(lambda: not left(), 2)
@@ -583,18 +638,58 @@ def stop(server):
             cause="unkillable",
         )
     wait_for_gpu(server, {stat.pid for stat in ours})
-    for path in files:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+    remove_files(server, files)
     note_stopped(server)
     server.process = None
     return killed
 
 
+def remove_files(server, files):
+    """Remove what SGLang leaves: files in /dev/shm, temporary files, and its keys in the log.
+
+    A process that dies soon after it made a file is seen with it by nobody. So a file that was not there before the launch,
+    and that no living process has open now, is this boot's too, or that of another boot that is as dead.
+    """
+    if server.state.get("shared_memory_before") is not None:
+        files = files | (shared_memory_files() - set(server.state["shared_memory_before"]))
+    for path in unused(files):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+    temporary = server.state.get("temporary") or ""
+    if os.path.basename(temporary).startswith(TEMPORARY):
+        shutil.rmtree(temporary, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        redact(server.state.get("log") or "", read_secrets(server.paths).values())
+
+
+def left_files(server):
+    """Files of a server that is gone, that a stop would remove."""
+    known = [*(server.state.get("shared_memory") or []), server.state.get("temporary") or ""]
+    return [path for path in known if path and os.path.exists(path)] if server.process is None else []
+
+
+def keep_bundle(server):
+    """Write a support bundle of the newest boot; its path, or None when there was none or no room for it."""
+    state = server.state
+    if not state.get("log") or not state.get("port"):
+        return None
+    ours = members(server.params["root"], server.name, server.process.session) if server.process else server.leftovers()
+    try:
+        secrets = read_secrets(server.paths).values()
+        return write_bundle(server.paths.bundles, state, server.params["because"], ours, secrets)
+    except OSError as error:
+        server.warnings.append(f"{server.name}: no support bundle could be kept: {error.strerror or error}")
+        return None
+
+
 def note_stopped(server):
     """Write down that the server was stopped, by whom and why."""
-    if not server.state.get("stopped_at"):
-        params = server.params
+    params = server.params
+    if server.damage:
+        server.state = {"name": server.name, "stopped_at": utc_now(), "stopped_by": params["who"]}
+        with contextlib.suppress(OSError):
+            write_state(server.paths.state, server.state)
+    elif not server.state.get("stopped_at"):
         note(server, stopped_at=utc_now(), stopped_by=params["who"], stopped_because=params["because"], shared_memory=[])
 
 
@@ -682,22 +777,22 @@ def ensure_started(module, server):
 
 def ensure_stopped(module, server):
     """State stopped."""
-    files = [path for path in server.state.get("shared_memory") or [] if os.path.exists(path)]
-    needed = server.process is not None or bool(server.leftovers()) or bool(files)
-    result = server.result(changed=needed, killed=[], elapsed=0.0, log=server.state.get("log"))
+    needed = server.process is not None or bool(server.leftovers()) or bool(left_files(server))
+    result = server.result(changed=needed or bool(server.damage), killed=[], elapsed=0.0, bundle=None)
+    result["log"] = server.state.get("log")
     if module._diff:
         result["diff"] = [process_diff(server, "")] if needed else []
     if module.check_mode:
         return result
-    if not needed:
+    if server.params["keep_bundle"]:
+        result["bundle"] = keep_bundle(server)
+    if needed:
+        started = time.monotonic()
+        result["killed"] = stop(server)
+        result["elapsed"] = round(time.monotonic() - started, 1)
+        result["pid"] = None
+    else:
         note_stopped(server)
-        return result
-    started = time.monotonic()
-    result["killed"] = stop(server)
-    result["elapsed"] = round(time.monotonic() - started, 1)
-    result["pid"] = None
-    for warning in server.warnings:
-        module.warn(warning)
     return result
 
 
@@ -712,6 +807,16 @@ def guarded(module, paths):
                 raise
             module.warn(f"{module.params['name']}: stopped without a lock: {paths.lock}: {error.strerror}")
         yield
+
+
+def reach(module):
+    """Reach the state, and pass on what was noticed on the way."""
+    server = Server(module.params)
+    try:
+        return (ensure_stopped if module.params["state"] == "stopped" else ensure_started)(module, server)
+    finally:
+        for warning in server.warnings:
+            module.warn(warning)
 
 
 def main():
@@ -732,22 +837,22 @@ def main():
             "replace": {"type": "bool", "default": False},
             "stop_timeout": {"type": "int", "default": 60},
             "because": {"type": "str", "default": ""},
+            "keep_bundle": {"type": "bool", "default": False},
             "lock_timeout": {"type": "int", "default": 10},
             "who": {"type": "str", "default": "ansible"},
         },
         supports_check_mode=True,
     )
-    act = ensure_stopped if module.params["state"] == "stopped" else ensure_started
     paths = Paths(module.params["root"], module.params["slug"])
     read_only = module.check_mode or module.params["state"] == "checked" or not os.path.isdir(paths.run)
     try:
         if read_only and not (module.params["state"] == "started" and not module.check_mode):
-            module.exit_json(**act(module, Server(module.params)))
+            module.exit_json(**reach(module))
         if module.params["state"] != "stopped":
             check_root(Server(module.params))
             paths.make()
         with guarded(module, paths):
-            module.exit_json(**act(module, Server(module.params)))
+            module.exit_json(**reach(module))
     except Busy as holder:
         module.fail_json(
             msg=f"{module.params['name']} is being worked on by {holder}: wait for it, or look at what it does",
