@@ -250,6 +250,16 @@ SPECIFIC = [
     },
     # -- memory of the card -------------------------------------------------------------------------------------------
     {
+        "id": "graph_capture_memory",
+        "phrase": rf"Capture (?:cuda|CUDA) graph failed: {_NO_GPU_MEMORY}",
+        "cause": "the GPU's memory did not last for the CUDA graphs ({need} more were wanted)",
+        "advice": [
+            "lower cuda-graph-max-bs to the requests that run, or mem-fraction-static to {lower_to}",
+            "lower cuda-graph-max-bs to the requests that run, or mem-fraction-static",
+        ],
+        "source": f"{_SGLANG}/issues/5285",
+    },
+    {
         "id": "gpu_busy",
         "phrase": _NO_GPU_MEMORY + r".*?Process (?P<pid>\d+) has (?P<used>[\d.]+ GiB) memory in use",
         "stage": ("import", "weights", *POOLS, *CAPTURE),
@@ -315,16 +325,6 @@ SPECIFIC = [
             "lower max-running-requests first (it sizes the draft's state), then mem-fraction-static",
         ],
         "source": "a public repository's notes",
-    },
-    {
-        "id": "graph_capture_memory",
-        "phrase": rf"Capture (?:cuda|CUDA) graph failed: {_NO_GPU_MEMORY}",
-        "cause": "the GPU's memory did not last for the CUDA graphs ({need} more were wanted)",
-        "advice": [
-            "lower cuda-graph-max-bs to the requests that run, or mem-fraction-static to {lower_to}",
-            "lower cuda-graph-max-bs to the requests that run, or mem-fraction-static",
-        ],
-        "source": f"{_SGLANG}/issues/5285",
     },
     {
         "id": "graph_capture_memory",

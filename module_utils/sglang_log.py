@@ -198,6 +198,8 @@ def cause_of_death(path, release=None):
     stage = stages(lines)[-1][0]
     if stage == READY:
         tail = read_tail(path)
+        began = next((number for number, line in enumerate(tail) if STAGES[-1][0].search(line)), -1)
+        tail = tail[began + 1 :]
         return stage, failure(tail, release, stage=READY, dead=True) or aftermath(tail)
     return stage, failure(lines, release, dead=True) or aftermath(lines)
 
@@ -235,7 +237,8 @@ def redact(path, secrets):
     if not patterns:
         return 0
     with open(path, "rb+") as stream:
-        spans = {hit.span() for pattern in patterns for hit in re.finditer(pattern, stream.read(STARTUP_BYTES))}
+        data = stream.read(STARTUP_BYTES)
+        spans = {hit.span() for pattern in patterns for hit in re.finditer(pattern, data)}
         for start, end in spans:
             os.pwrite(stream.fileno(), b"*" * (end - start), start)
     return len(spans)

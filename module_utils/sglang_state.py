@@ -107,6 +107,7 @@ SHAPE = {
     "timeline": list,
     "shared_memory": list,
 }
+REQUIRED = ("port", "log", "launched_epoch", "launched_boot_seconds")  # of a server that was launched
 IDENTITY = {"pid": int, "start_ticks": int, "boot_id": str, "sid": int}
 
 
@@ -120,7 +121,7 @@ def _misshapen(state):
     identity = state.get("identity")
     if identity:
         wrong = next((key for key, kind in IDENTITY.items() if not isinstance(identity.get(key), kind)), None)
-        missing = next((key for key in ("log", "launched_epoch", "launched_boot_seconds") if state.get(key) is None), None)
+        missing = next((key for key in REQUIRED if state.get(key) is None), None)
         if wrong or missing:
             return f"its {f'identity has no {wrong}' if wrong else f'{missing} is missing'}"
     return None
