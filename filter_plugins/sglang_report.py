@@ -104,7 +104,7 @@ def deploy_report(servers):
 
 
 def failure(name, told):
-    """Lines for a server that did not become ready: why, what to do, the lines of its log that matter, and where the rest is."""
+    """Lines for a server that did not become ready: why, what to do, the lines of its log that matter, the rest's places."""
     if not told.get("stage"):
         return f"{name} FAILED: {told['msg']}"
     why = told["cause"] if told.get("outcome") else told["msg"]  # sglang_server's cause is a word, its sentence the message

@@ -214,6 +214,7 @@ from ansible.module_utils.sglang_process import (
 from ansible.module_utils.sglang_state import (
     Busy,
     Paths,
+    disk_verdict,
     launch_sha256,
     link_atomic,
     load_state,
@@ -579,7 +580,7 @@ def launch(server):
     time.sleep(EARLY_DEATH_SECONDS)
     if process.poll() is not None:
         lines = read_startup(log)
-        verdict = cause_of_death(log, params["record"].get("release"))[1] or {}
+        verdict = cause_of_death(log, params["record"].get("release"))[1] or disk_verdict(server.paths.logs) or {}
         raise Refused(
             f"{server.name} ended at once with exit code {process.returncode}:"
             f" {verdict.get('cause') or (last_lines(lines, 1) or ['no output'])[0]}; whole log: {log}",

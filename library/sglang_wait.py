@@ -214,6 +214,7 @@ from ansible.module_utils.sglang_process import (
 from ansible.module_utils.sglang_state import (
     Busy,
     Paths,
+    disk_verdict,
     load_state,
     lock,
     read_secrets,
@@ -226,12 +227,11 @@ POLL_SECONDS = 0.2
 # A log line that says only that some process died is followed by the reason, or by the end, within moments.
 AFTERMATH_SECONDS = 1.5
 # So long a server that says ready may answer wrongly before it is believed to be broken.
-WRONG_SECONDS = 2
+WRONG_SECONDS = 1
 GENERATE_SECONDS = 30
 ASK_SECONDS = 5
 LOCK_SECONDS = 5
 NOTE_EVERY = 2  # looks: a scheduler that fails takes its maps along
-FULL_BYTES = 1 << 20
 DEAD_STATES = "ZX"
 STOPPED_STATES = "Tt"
 
@@ -317,19 +317,7 @@ class Start:
 
     def disk(self):
         """A verdict on the disk that the log is on, or None. SGLang says nothing more when it can't write."""
-        folder = os.path.dirname(self.state["log"])
-        try:
-            found = os.statvfs(folder)
-        except OSError:
-            return None
-        if found.f_flag & os.ST_RDONLY:
-            cause = f"the file system of {folder} has become read-only, so its log can't be written"
-            return {"id": "read_only", "cause": cause, "advice": "look at the node's kernel messages (dmesg): a disk failed"}
-        free = found.f_bavail * found.f_frsize
-        if free < FULL_BYTES or found.f_files and not found.f_favail:
-            cause = f"the disk of {folder} is full ({free >> 10} KiB left), so its log can't be written"
-            return {"id": "disk_full", "cause": cause, "advice": "free space there, then deploy again"}
-        return None
+        return disk_verdict(os.path.dirname(self.state["log"]))
 
     @property
     def stage(self):

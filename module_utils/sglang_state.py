@@ -14,6 +14,7 @@ import tempfile
 import time
 
 SCHEMA = 1
+FULL_BYTES = 1 << 20
 
 
 class Busy(Exception):
@@ -54,6 +55,22 @@ def new_log(paths):
         if not os.path.exists(path):
             return path
     raise OSError(f"{paths.logs} has a thousand logs of this very second: remove some")
+
+
+def disk_verdict(folder):
+    """Why a folder's disk takes no more, as ``{"id", "cause", "advice"}``; None when it does."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    if found.f_flag & os.ST_RDONLY:
+        cause = f"the file system of {folder} has become read-only, so its log can't be written"
+        return {"id": "read_only", "cause": cause, "advice": "look at the node's kernel messages (dmesg): a disk failed"}
+    free = found.f_bavail * found.f_frsize
+    if free < FULL_BYTES or (found.f_files and not found.f_favail):
+        cause = f"the disk of {folder} is full ({free >> 10} KiB left), so its log can't be written"
+        return {"id": "disk_full", "cause": cause, "advice": "free space there, then deploy again"}
+    return None
 
 
 def write_atomic(path, text, mode):

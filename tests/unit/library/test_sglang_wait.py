@@ -476,9 +476,9 @@ def statvfs(**more):
         ({"f_flag": os.ST_RDONLY}, "read_only", "has become read-only, so its log can't be written"),
     ],
 )
-def test_a_disk_that_takes_no_more_is_the_cause(boot, wait, module, monkeypatch, disk, cause_id, cause):
+def test_a_disk_that_takes_no_more_is_the_cause(boot, wait, monkeypatch, disk, cause_id, cause):
     started = boot(command=SLEEP, log="")
-    monkeypatch.setattr(module.os, "statvfs", statvfs(**disk))
+    monkeypatch.setattr(os, "statvfs", statvfs(**disk))
     answer = wait(started)
     assert (answer["outcome"], answer["cause_id"]) == ("failed", cause_id)
     assert cause in answer["cause"] and str(started.log.parent) in answer["cause"]
