@@ -38,7 +38,7 @@ from ansible.module_utils.sglang_state import read_state  # noqa: E402
 
 TABLE = ROOT / "docs" / "faults.md"
 BEGIN, END = "<!-- written by benchmarks/faults.py from here -->", "<!-- to here -->"
-HEADERS = ["fault", "on", "times", "verdict", "s to the verdict", "s to the deploy's end", "left behind"]
+HEADERS = ["fault", "on", "times", "verdict", "s to the verdict", "s to the deploy's end", "left behind", "measured", "load"]
 AT_ONCE = 4
 POLL_SECONDS = 0.02
 PATIENCE_SECONDS = 400
@@ -371,19 +371,21 @@ def row(what, engine, found):
     seconds, ends, verdicts, left = zip(*found)
     things = sorted({thing for things in left for thing in things})
     told = [what, engine, str(len(found)), ", ".join(sorted(set(verdicts))), spread(seconds), spread(ends)]
-    print(" | ".join([*told, ", ".join(things) or "nothing"]), flush=True)
-    return [*told, ", ".join(things) or "nothing"]
+    told += [", ".join(things) or "nothing", f"{datetime.now(timezone.utc):%Y-%m-%d}", f"{os.getloadavg()[0]:.0f}"]
+    print(" | ".join(told), flush=True)
+    renew([told])  # at once: the next fault may be one that can't be made here
+    return told
 
 
 def renew(rows):
-    """Write the table between its marks in docs/faults.md."""
+    """Write rows into the table between its marks in docs/faults.md; rows of other faults stay as they are."""
     head, _, rest = TABLE.read_text(encoding="utf-8").partition(BEGIN)
-    lines = ["| " + " | ".join(cells) + " |" for cells in [HEADERS, ["---"] * len(HEADERS), *rows]]
-    when = (
-        f"Measured {datetime.now(timezone.utc):%Y-%m-%d} on {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end."
-    )
-    tail = rest.partition(END)[2]
-    TABLE.write_text("\n".join([head + BEGIN, when, "", *lines, END + tail]), encoding="utf-8")
+    table, _, tail = rest.partition(END)
+    kept = [[cell.strip() for cell in text.strip("|").split(" | ")] for text in table.splitlines() if text.startswith("| ")][2:]
+    merged = {tuple(cells[:2]): cells for cells in kept}
+    merged.update((tuple(cells[:2]), cells) for cells in rows)
+    lines = ["| " + " | ".join(cells) + " |" for cells in [HEADERS, ["---"] * len(HEADERS), *merged.values()]]
+    TABLE.write_text("\n".join([head + BEGIN, "", *lines, "", END + tail]), encoding="utf-8")
 
 
 def main():
@@ -393,7 +395,7 @@ def main():
     parser.add_argument("--racy", type=int, default=20, help="how often SGLang gets a fault that depends on the moment")
     parser.add_argument("--replayed", type=int, default=20, help="how often the replay gets one")
     parser.add_argument("--runs", type=int, default=1, help="how often each other fault is made")
-    parser.add_argument("--only", default="", help="a regular expression: only faults whose name matches; the table stays")
+    parser.add_argument("--only", default="", help="a regular expression: only faults whose name matches")
     args = parser.parse_args()
     if not (args.venv / "bin" / "python").exists() or not args.model.exists():
         sys.exit(f"faults: no engine in {args.venv} or no model in {args.model}: run make demo, or name others")
@@ -408,8 +410,6 @@ def main():
         if wanted.search("controller killed") and args.replayed:
             rows.append(controller_killed(args))
     print_table(rows, HEADERS)
-    if not args.only:
-        renew(rows)
 
 
 if __name__ == "__main__":

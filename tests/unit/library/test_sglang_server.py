@@ -376,10 +376,11 @@ def test_a_key_that_sglang_cannot_read_is_refused(module, fleet, call, key):
 
 
 # -- logs -------------------------------------------------------------------------------------------------------------
-def test_each_boot_has_a_log_of_its_own_and_the_newest_a_link(module, fleet, call):
+def test_each_boot_has_a_log_of_its_own_and_the_newest_a_link(module, fleet, call, helpers):
     logs = []
     for _ in range(3):
         logs.append(call(module, fleet.args())["log"])
+        helpers.until(lambda: "REPLAY of" in Path(logs[-1]).read_text())
         assert os.path.realpath(fleet.paths.newest_log) == logs[-1]
         call(module, fleet.stop_args(stop_timeout=5))
     assert len(set(logs)) == 3
