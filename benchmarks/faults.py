@@ -392,8 +392,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--venv", type=Path, default=ROOT / ".demo" / "engine", help="venv of SGLang for the CPU")
     parser.add_argument("--model", type=Path, default=ROOT / ".demo" / "models" / "tiny", help="folder of the tiny model")
-    parser.add_argument("--racy", type=int, default=20, help="how often SGLang gets a fault that depends on the moment")
-    parser.add_argument("--replayed", type=int, default=20, help="how often the replay gets one")
+    parser.add_argument(
+        "--racy", type=int, default=20, help="how often SGLang gets a fault that depends on the moment; 0: none"
+    )
+    parser.add_argument("--replayed", type=int, default=20, help="how often the replay gets one; 0: none")
     parser.add_argument("--runs", type=int, default=1, help="how often each other fault is made")
     parser.add_argument("--only", default="", help="a regular expression: only faults whose name matches")
     args = parser.parse_args()
@@ -403,7 +405,8 @@ def main():
     with tempfile.TemporaryDirectory(prefix="sgf-faults-") as folder:
         args.replay_venv = make_replay_venv(Path(folder) / "venv")
         wanted = re.compile(args.only)
-        rows = [measure(fault, args) for fault in FAULTS if wanted.search(fault.what) and (args.racy or fault.replay)]
+        chosen = (fault for fault in FAULTS if wanted.search(fault.what) and (args.replayed if fault.replay else args.racy))
+        rows = [measure(fault, args) for fault in chosen]
         for title in ("main", "scheduler", "detokenizer") if args.racy else ():
             if wanted.search(f"{title} killed while serving"):
                 rows.append(killed_while_serving(title, args))
