@@ -10,6 +10,7 @@ children rename themselves. Linux only: all of it is read from /proc.
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import signal
 import socket
@@ -23,6 +24,8 @@ DEAD_STATES = "ZX"  # a zombie is dead: PID 1 of a container may not reap it for
 LISTEN = "0A"
 SHARED_MEMORY = "/dev/shm"
 SHARED_MEMORY_NAMES = ("sglang_", "sgl_shm_")
+# Those of its files that are one boot's own: nothing that a later boot would want to find.
+OWN_MEMORY_NAMES = ("sglang_loads_", "sglang_host_pool_", "sgl_shm_")
 
 
 def boot_id():
@@ -159,11 +162,14 @@ def _owner_of_inode(inode):
         if not name.isdigit():
             continue
         try:
-            for handle in os.listdir(f"/proc/{name}/fd"):
-                if os.readlink(f"/proc/{name}/fd/{handle}") == f"socket:[{inode}]":
-                    return int(name)
+            handles = os.listdir(f"/proc/{name}/fd")
         except OSError:  # gone, or another user's
             continue
+        for handle in handles:
+            # One that was closed since is no reason to pass over the others of a busy process.
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/{name}/fd/{handle}") == f"socket:[{inode}]":
+                    return int(name)
     return None
 
 
@@ -226,12 +232,12 @@ def shared_memory(pids):
 
 
 def shared_memory_files():
-    """SGLang's files in /dev/shm that belong to this user, whosever server they are of."""
+    """Files in /dev/shm that SGLang makes for one boot, of this user, whosever server they are of."""
     found = set()
     for name in os.listdir(SHARED_MEMORY) if os.path.isdir(SHARED_MEMORY) else []:
         path = os.path.join(SHARED_MEMORY, name)
         try:
-            if name.startswith(SHARED_MEMORY_NAMES) and os.lstat(path).st_uid == os.geteuid():
+            if name.startswith(OWN_MEMORY_NAMES) and os.lstat(path).st_uid == os.geteuid():
                 found.add(path)
         except OSError:  # gone meanwhile
             continue
@@ -242,14 +248,15 @@ def unused(paths):
     """Those of some files that no living process has open or mapped."""
     free = set(paths)
     for stat in living() if free else []:
-        used = set()
-        try:
-            with open(f"/proc/{stat.pid}/maps", encoding="utf-8", errors="replace") as stream:
-                used = {line.rstrip("\n").partition(" /")[2] for line in stream}
-            handles = f"/proc/{stat.pid}/fd"
-            used |= {os.readlink(f"{handles}/{handle}")[1:] for handle in os.listdir(handles)}
-        except OSError:  # gone, or another user's: the files are this user's own
-            pass
+        used, handles = set(), []
+        # What can't be read is gone, or another user's, and the files are this user's own.
+        with contextlib.suppress(OSError), open(f"/proc/{stat.pid}/maps", encoding="utf-8", errors="replace") as stream:
+            used = {line.rstrip("\n").partition(" /")[2] for line in stream}
+        with contextlib.suppress(OSError):
+            handles = os.listdir(f"/proc/{stat.pid}/fd")
+        for handle in handles:
+            with contextlib.suppress(OSError):
+                used.add(os.readlink(f"/proc/{stat.pid}/fd/{handle}")[1:])
         free -= {f"/{path}" for path in used}
     return free
 

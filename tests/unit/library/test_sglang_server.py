@@ -543,33 +543,35 @@ def test_a_card_that_does_not_give_its_memory_back_is_named(module, fleet, call,
 
 # -- nothing is left ---------------------------------------------------------------------------------------------------
 QUICK_FILE = """
-import os, sys, tempfile, time
-name = f"/dev/shm/sglang_loads_{os.getpid()}_test.shm"
-open(name, "x").close()
+import sys, tempfile, time
+open(sys.argv[1] + "/sglang_loads_quick.shm", "x").close()
 tempfile.NamedTemporaryFile(delete=False)
-print(name, tempfile.gettempdir(), flush=True)
-time.sleep(1 if "quick" in sys.argv else 60)
+print(tempfile.gettempdir(), flush=True)
+time.sleep(1)
 """
+HOLDS = "import sys; f = open(sys.argv[1], 'x'); print('up', flush=True); input()"
 
 
-def test_files_that_nobody_saw_in_use_are_removed_and_others_are_not(module, fleet, call, python, helpers):
+def test_files_that_nobody_saw_in_use_are_removed_and_others_are_not(
+    module, fleet, call, python, helpers, monkeypatch, tmp_path
+):
     """A failed start makes its file in /dev/shm and dies within the moment: no look finds it mapped."""
-    stranger = Path(f"/dev/shm/sglang_test_{os.getpid()}_stranger")
-    stranger.write_text("of before the launch")
-    try:
-        started = call(module, fleet.args(body="exec " + shlex.join([sys.executable, "-c", QUICK_FILE, "quick"])))
-        made, temporary = helpers.until(lambda: Path(started["log"]).read_text().split())
-        helpers.until(lambda: sglang_process.alive(started["identity"]) is None)
-        other, name = python("import sys; f = open(sys.argv[1], 'x'); print('up', flush=True); input()",
-                             f"/dev/shm/sglang_test_{os.getpid()}_alive", stdin=subprocess.PIPE)  # fmt: skip
-        assert Path(made).exists() and len(os.listdir(temporary)) == 1
-        assert call(module, fleet.stop_args())["changed"] is True
-        assert not Path(made).exists() and not Path(temporary).exists()
-        assert stranger.exists()
-        assert Path(f"/dev/shm/sglang_test_{os.getpid()}_alive").exists(), "of a server that lives"
-    finally:
-        for path in Path("/dev/shm").glob(f"sglang_test_{os.getpid()}_*"):
-            path.unlink()
+    memory = tmp_path / "shm"
+    memory.mkdir()
+    monkeypatch.setattr(sglang_process, "SHARED_MEMORY", str(memory))
+    (memory / "sglang_loads_of_before.shm").write_text("somebody's")
+    args = fleet.args(body="exec " + shlex.join([sys.executable, "-c", QUICK_FILE, str(memory)]))
+    started = call(module, args)
+    temporary = helpers.until(lambda: Path(started["log"]).read_text().strip())
+    python(HOLDS, str(memory / "sglang_loads_of_one_that_lives.shm"), stdin=subprocess.PIPE)
+    (memory / "sglang_download_lock_0").write_text("of all boots")
+    helpers.until(lambda: sglang_process.alive(started["identity"]) is None)
+    assert (memory / "sglang_loads_quick.shm").exists() and len(os.listdir(temporary)) == 1
+    assert call(module, fleet.stop_args())["changed"] is True
+    assert sorted(os.listdir(memory)) == [
+        "sglang_download_lock_0", "sglang_loads_of_before.shm", "sglang_loads_of_one_that_lives.shm",
+    ]  # fmt: skip
+    assert not Path(temporary).exists()
 
 
 def test_no_time_to_stop_is_a_kill_at_once(module, fleet, call, helpers):
