@@ -30,6 +30,7 @@ import ansible.module_utils
 import ansible_runner
 from common import ROOT, Failed, moment, playbook_env, print_machine, print_table, write_inventory
 from helpers.replay import make_replay_venv
+from helpers.runner import kill_controller, start_playbook
 
 ansible.module_utils.__path__.append(str(ROOT / "module_utils"))
 
@@ -340,15 +341,9 @@ def controller_killed(args):
             fleet = Fleet(Path(folder), args, True, 1)
             (server,) = fleet.servers
             fleet.write({}, {"SGLANG_REPLAY": "e96_nomtp", "SGLANG_REPLAY_SPEED": "30"})
-            playbook = Path(sys.executable).parent / "ansible-playbook"
-            argv = [str(playbook), "-i", str(fleet.inventory), "deploy.yml", "-e", json.dumps(fleet.options)]
-            environ = {**os.environ, **playbook_env(Path(folder) / "home")}
-            quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-            run = subprocess.Popen(argv, cwd=ROOT, env=environ, start_new_session=True, **quiet)
+            run = start_playbook(ROOT, "deploy.yml", fleet.inventory, fleet.options, Path(folder) / "home")
             time.sleep(1 + 12 * number / args.replayed)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(run.pid, signal.SIGKILL)
-            run.wait()
+            kill_controller(run)
             caused = time.time()
             _events, rc, ended = fleet.play("deploy")
             mains = [stat for stat in server.members() if "sglang.launch_server" in command(stat.pid)]

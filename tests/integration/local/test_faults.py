@@ -13,10 +13,8 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tarfile
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -24,6 +22,7 @@ from pathlib import Path
 import pytest
 import requests
 from ansible.module_utils import sglang_process
+from helpers.runner import kill_controller, start_playbook
 
 from ..conftest import ROOT, Fleet, free_ports
 
@@ -229,25 +228,16 @@ def test_processes_killed_while_loading_are_told_and_cleaned_up(first, fleet):
         fleet.assert_nothing_left(number)
 
 
-def controller(fleet, *arguments):
-    """ansible-playbook as a person runs it, in a session of its own that can be killed whole."""
-    environ = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_HOME": tempfile.mkdtemp(dir=fleet.artifacts)}
-    options = json.dumps({"sglang_artifacts": str(fleet.artifacts), **fleet.options})
-    argv = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(fleet.inventory), "deploy.yml", "-e", options]
-    return subprocess.Popen(
-        [*argv, *arguments], cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
-
-
 @pytest.fixture(scope="module")
-def taken_over(first, fleet):
+def taken_over(first, fleet, tmp_path_factory):
     """A deploy whose controller is killed during the start, and two deploys at once after it."""
     before = fleet.state(0)["identity"]
-    one = controller(fleet, "--limit", fleet.name(0))
+    options = {"sglang_artifacts": str(fleet.artifacts), **fleet.options}
+    one = start_playbook(
+        ROOT, "deploy.yml", fleet.inventory, options, tmp_path_factory.mktemp("home"), "--limit", fleet.name(0)
+    )
     launched = until(lambda: fleet.launched(0, before), START_SECONDS)
-    os.killpg(one.pid, signal.SIGKILL)
-    one.wait(10)
+    kill_controller(one)
     with deploying(fleet, f"--limit {fleet.name(0)}") as others:
         again = fleet.run("deploy", f"--limit {fleet.name(0)}")
     return launched, again, others[0]

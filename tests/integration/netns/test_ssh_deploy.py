@@ -6,17 +6,14 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import yaml
 from helpers.netns import netns_nodes
+from helpers.runner import kill_controller, start_playbook
 
 from ..conftest import ROOT, Fleet
 
@@ -272,15 +269,11 @@ def test_a_deploy_after_its_controller_was_killed_converges(nodes, replay_venv, 
     """Killed with all its processes, before the launch is written down and while it waits."""
     node = nodes[0]
     fleet = gpu_fleet(node, replay_venv, tmp_path)
-    options = json.dumps({"sglang_artifacts": str(fleet.artifacts), **fleet.options})
-    argv = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(fleet.inventory), "deploy.yml", "-e", options]
-    environ = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_HOME": str(tmp_path / "home")}
-    quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    controller = subprocess.Popen(argv, cwd=ROOT, env=environ, start_new_session=True, **quiet)
+    options = {"sglang_artifacts": str(fleet.artifacts), **fleet.options}
+    controller = start_playbook(ROOT, "deploy.yml", fleet.inventory, options, tmp_path / "home")
     assert _until(lambda: node.run(f"ls {node.root}/run/*.lock", check=False).returncode == 0, 90)
     time.sleep(seconds)
-    os.killpg(controller.pid, signal.SIGKILL)
-    controller.wait(10)
+    kill_controller(controller)
     deployed = fleet.run("deploy")
     assert deployed.rc == 0, deployed.stdout
     for gpu in range(4):
