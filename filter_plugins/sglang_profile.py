@@ -37,6 +37,22 @@ OWNED_FLAGS = {
     "admin-api-key": "sglang_admin_api_key, which keeps it out of the command line",
     "config": "sglang_api_key and sglang_admin_api_key",
 }
+# Flags whose value is a number with a least one, and those that are a share. A value below it is taken by SGLang's parser
+# and fails much later in other words, such as that there is no memory.
+LEAST = {
+    **dict.fromkeys(
+        (
+            "chunked-prefill-size", "context-length", "cuda-graph-max-bs", "dp-size", "ep-size", "max-mamba-cache-size",
+            "max-prefill-tokens", "max-running-requests", "max-total-tokens", "page-size", "pp-size",
+            "speculative-eagle-topk", "speculative-num-draft-tokens", "speculative-num-steps", "stream-interval",
+            "tokenizer-worker-num",
+        ),
+        1,
+    ),
+    **dict.fromkeys(("cpu-offload-gb", "hicache-ratio", "hicache-size", "schedule-conservativeness"), 0),
+}  # fmt: skip
+OFF = {"chunked-prefill-size": -1}  # a value below the least that means something
+SHARES = ("mem-fraction-static",)
 OWNED_ENV = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "SGLANG_FLEET_SERVER", "SGLANG_FLEET_ROOT")
 
 
@@ -210,6 +226,24 @@ def _only_allowed(what, args):
     return args or {}
 
 
+def _check_values(name, args):
+    """Refuse numbers that can't be: they would be told as something else, after minutes."""
+    for flag, value in args.items():
+        if flag not in LEAST and flag not in SHARES:
+            continue
+        try:
+            number = None if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            continue  # no number: the engine's own parser says what it takes
+        if number is None or OFF.get(flag) == number:
+            continue
+        if flag in SHARES and not 0 < number < 1:
+            raise AnsibleFilterError(f"{name}: {flag} is {value}: expected a share of the GPU's memory, above 0 and below 1")
+        if flag in LEAST and not number >= LEAST[flag]:
+            also = f", or {OFF[flag]} for none" if flag in OFF else ""
+            raise AnsibleFilterError(f"{name}: {flag} is {value}: expected {LEAST[flag]} or more{also}")
+
+
 def launch_spec(request):
     """What one server is started with, worked out from the inventory, the profile, the model and the engine."""
     engine, releases, found = request["engine"], request["releases"], request.get("found") or {}
@@ -261,6 +295,7 @@ def launch_spec(request):
     chosen = {}
     for what, layer in layers:
         chosen.update(_only_allowed(what, layer))
+    _check_values(request["name"], chosen)
     if looked and looked.get("weight_source") is None and chosen.get("load-format") != "dummy":
         raise AnsibleFilterError(f"{request['name']}: {model['path']} holds no weights: copy the model's weight files there")
     lines = [line for name in own for line in flags({name: own[name]}, releases, release)]

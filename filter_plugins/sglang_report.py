@@ -18,6 +18,7 @@ except ImportError:
 
 NOTHING = "-"
 COLUMNS = 72  # the YAML callback shows what debug prints eight columns further right
+SHOWN_LINES = 6  # of a failed server's log
 
 
 def table(rows, headers):
@@ -53,7 +54,7 @@ def deploy_report(servers):
     sglang_benchmark, or empty) and ``benchmark_error``.
     """
     servers = _servers(servers)
-    running, capacity, stages, speeds, notes = [], [], {}, [], []
+    running, capacity, stages, speeds, notes, failed, less = [], [], {}, [], [], [], []
     for server in servers:
         name, spec, outcome = server["name"], server.get("spec") or {}, server.get("outcome") or {"state": "not reached"}
         ready = outcome["state"] == "ready"
@@ -72,9 +73,9 @@ def deploy_report(servers):
                     figures.get("available_gib"),
                 ]
             )
-            notes += capped(name, spec.get("asked_running"), outcome.get("cap"), figures)
+            less += reduced(name, spec.get("asked_running"), outcome)
         elif outcome["state"] == "failed":
-            notes.append(f"{name} FAILED: {outcome['msg']}")
+            failed.append((name, outcome))
         benchmark = server.get("benchmark") or {}
         for run in benchmark.get("runs") or []:
             figures = [run["output_tok_s"], run["ttft_ms"]["median"], run["tpot_ms"]["median"], run.get("accept_length")]
@@ -95,12 +96,54 @@ def deploy_report(servers):
     if speeds:
         headers = ["server", "at once", "tok/s", "TTFT", "TPOT", "accepted", "measured"]
         parts.append("Benchmark (TTFT and TPOT: median, ms)\n" + table(speeds, headers))
+    if less:
+        parts.append("Less than was asked for\n" + "\n".join(less))
+    if failed:
+        # What failed before a launch has no stage.
+        rows = [
+            [name, short(told.get("stage") or ""), duration(told.get("elapsed")), told.get("cause_id") or told.get("cause")]
+            for name, told in failed
+        ]
+        if any(told.get("stage") for _name, told in failed):
+            parts.append(
+                "Failed, in which stage and how long after the launch\n" + table(rows, ["server", "stage", "after", "why"])
+            )
+        notes += [failure(name, told) for name, told in failed]
     return "\n\n".join(parts + notes)
+
+
+def failure(name, told):
+    """Lines for a server that did not become ready: why, what to do, the lines of its log that matter, the rest's places."""
+    if not told.get("stage"):
+        return f"{name} FAILED: {told['msg']}"
+    why = told["cause"] if told.get("outcome") else told["msg"]  # sglang_server's cause is a word, its sentence the message
+    lines = [f"{name} FAILED: {why}", f"  do:     {told['advice']}"]
+    lines += [f"  | {line}" for line in (told.get("lines") or [])[-SHOWN_LINES:]]
+    lines += [f"  log:    {told['log']}"] if told.get("log") else []
+    lines += [f"  bundle: {told['bundle']}"] if told.get("bundle") else []
+    lines += [f"  left:   {told['left']}"] if told.get("left") else []
+    return "\n".join(lines)
+
+
+def reduced(name, asked, outcome):
+    """Sentences for what a server that serves got less of than was asked for."""
+    figures = outcome.get("figures") or {}
+    sentences = capped(name, asked, outcome.get("cap"), figures)
+    context, tokens = figures.get("context_len"), figures.get("kv_tokens")
+    if context and tokens and tokens < context:
+        sentences.append(f"{name}: a request may have {context} tokens, but {tokens} fit: KV cache")
+    return sentences + [f"{name}: {sentence}" for sentence in outcome.get("reductions") or []]
 
 
 def short(stage):
     """A stage's name as narrow as a table needs it."""
-    return {"state pool": "state", "KV pool": "KV", "graph capture": "graphs", "host pools": "host"}.get(stage, stage)
+    return {
+        "state pool": "state",
+        "KV pool": "KV",
+        "memory pools": "pools",
+        "graph capture": "graphs",
+        "host pools": "host",
+    }.get(stage, stage)
 
 
 def capped(name, asked, got, figures):

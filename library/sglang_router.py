@@ -167,7 +167,7 @@ import re
 import socket
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_log import last_lines
+from ansible.module_utils.sglang_log import last_lines, read_startup
 from ansible.module_utils.sglang_managed import (
     Managed,
     Refused,
@@ -197,8 +197,9 @@ class Router(Managed):
     MAIN_PROCESS = "launch_router.py"
     SETTING = "give the router another sglang_router_port"
 
-    def cause_of_end(self, lines):
-        return complaint(lines)
+    def verdict_of_end(self, log):
+        said = complaint(read_startup(log))
+        return said and {"id": "router", "cause": said, "line": said}
 
     def ports(self):
         return [self.params["port"], self.params["metrics_port"]]

@@ -73,13 +73,21 @@ options:
     type: bool
     default: false
   stop_timeout:
-    description: Seconds that requests in flight get to finish after SIGTERM, before SIGKILL.
+    description:
+      - Seconds that requests in flight get to finish after SIGTERM, before SIGKILL. V(0) kills at once, for a start that
+        failed and has no requests.
     type: int
     default: 60
   because:
     description: Why it is stopped, for the record and M(sglang_server_info), such as the cause of a failed start.
     type: str
     default: ""
+  keep_bundle:
+    description:
+      - Before anything is stopped, keep a support bundle of this boot below C(<root>/bundles) with the log, the script, the
+        command line and environment without secrets, the node, and the kernel's lines on memory. The 10 newest are kept.
+    type: bool
+    default: false
   lock_timeout:
     description: Seconds to wait for another run that works on this server.
     type: int
@@ -159,6 +167,10 @@ killed:
   returned: for stopped
   type: list
   elements: dict
+bundle:
+  description: The support bundle that was kept, on the node; null when none was.
+  returned: for stopped
+  type: str
 elapsed:
   description: Seconds that stopping took, until the last process was gone and its GPU memory back.
   returned: for stopped
@@ -169,7 +181,7 @@ import json
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_log import failure, last_lines
+from ansible.module_utils.sglang_log import cause_of_death, last_lines
 from ansible.module_utils.sglang_managed import (
     Managed,
     Refused,
@@ -209,8 +221,8 @@ class Server(Managed):
     MAIN_PROCESS = "sglang.launch_server"
     SETTING = "give the server another port in the inventory"
 
-    def cause_of_end(self, lines):
-        return (failure(lines) or {}).get("cause")
+    def verdict_of_end(self, log):
+        return cause_of_death(log, self.params["record"].get("release"))[1]
 
     def released(self, pids):
         wait_for_gpu(self, pids)
@@ -397,6 +409,7 @@ def main():
             "replace": {"type": "bool", "default": False},
             "stop_timeout": {"type": "int", "default": 60},
             "because": {"type": "str", "default": ""},
+            "keep_bundle": {"type": "bool", "default": False},
             "lock_timeout": {"type": "int", "default": 10},
             "who": {"type": "str", "default": "ansible"},
         },

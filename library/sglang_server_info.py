@@ -73,8 +73,7 @@ node:
   type: dict
 """
 
-import json
-import time
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 from ansible.module_utils.basic import AnsibleModule
@@ -83,6 +82,8 @@ from ansible.module_utils.sglang_log import (
     READY,
     STAGE_LIMITS,
     aftermath,
+    cause_of_death,
+    died,
     failure,
     read_startup,
     read_tail,
@@ -91,7 +92,7 @@ from ansible.module_utils.sglang_log import (
 )
 from ansible.module_utils.sglang_node import gpus, host_memory
 from ansible.module_utils.sglang_process import alive, boot_id, boot_seconds, command, describe, listeners, members
-from ansible.module_utils.sglang_state import Paths, read_state, read_text
+from ansible.module_utils.sglang_state import Paths, load_state, read_secrets
 
 GIB = 1 << 30
 UNKNOWN = (
@@ -117,16 +118,6 @@ UNKNOWN = (
 )
 
 
-def api_key(paths):
-    """The server's own key, from the file that only its user may read."""
-    try:
-        text = read_text(paths.secrets) or ""
-    except OSError:
-        return None
-    keys = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
-    return json.loads(keys["api-key"]) if "api-key" in keys else None
-
-
 def start_up(state, limits):
     """``(stage, cause)`` of a start: cause is a sentence when it will not go on by itself."""
     try:
@@ -134,12 +125,28 @@ def start_up(state, limits):
     except OSError:
         return READY, None  # whoever took the log away, HTTP still tells
     stage, line = stages(lines)[-1]
-    cause = failure(lines) if stage != READY else None
+    cause = failure(lines, (state.get("record") or {}).get("release")) if stage != READY else None
     if cause or stage == READY:
         return stage, cause and cause["cause"]
-    began = stamp_seconds(line) if line else None
-    since = time.time() - (began if began is not None else state["launched_epoch"])
+    if any(died(line) for line in lines):
+        return stage, aftermath(lines)["cause"]
+    # Both by the clock that stamps the log, so that setting it afterwards moves neither.
+    stamp = stamp_seconds(line) if line else None
+    elapsed = boot_seconds() - state["launched_boot_seconds"]
+    began = min(max(0.0, stamp - state["launched_epoch"]), elapsed) if stamp is not None else 0.0
+    since = elapsed - began
     return stage, f"no new stage for {since:.0f} s" if since > limits[stage] else None
+
+
+def serving_fault(state):
+    """What the log of a server that was ready says of a process that died since, or None."""
+    try:
+        lines = read_tail(state["log"])
+    except OSError:
+        return None
+    if not any(died(line) for line in lines):
+        return None
+    return cause_of_death(state["log"], (state.get("record") or {}).get("release"))[1]["cause"]
 
 
 def probe(client, timeout):
@@ -160,7 +167,7 @@ def probe(client, timeout):
 def look(params, server, node_gpus):
     """One server's entry."""
     paths = Paths(params["root"], server["slug"])
-    state = read_state(paths.state)
+    state, damage = load_state(paths.state)
     process = alive(state.get("identity"))
     entry = {"name": server["name"], "state": None, **dict.fromkeys(UNKNOWN)}
     record = state.get("record") or {}
@@ -190,9 +197,12 @@ def look(params, server, node_gpus):
     if process is None:
         by_hand = next((pid for pid in sorted(pids) if "sglang.launch_server" in command(pid)), None)
         if by_hand:
-            return {**entry, "state": "stranger", "detail": f"runs as pid {by_hand}, started by hand or its state file is gone"}
+            why = f"runs as pid {by_hand}, started by hand or its state file is gone"
+            return {**entry, "state": "stranger", "detail": f"{why}; {damage}" if damage else why}
         if strangers:
             return {**entry, "state": "stranger", "detail": f"port {server['port']} belongs to {describe(strangers[0])}"}
+        if damage:
+            return {**entry, "state": "dead", "detail": damage}
         if not state or state.get("stopped_at"):
             return {**entry, "state": "stopped", "detail": state.get("stopped_because") or None}
         return {**entry, "state": "dead", "detail": death(state)}
@@ -213,7 +223,10 @@ def look(params, server, node_gpus):
         return {**entry, "state": "starting"}
     if requests is None:
         return {**entry, "state": "ready", "detail": "not asked over HTTP: this Python has no module requests"}
-    problem, counters = probe(Client(server["host"], port, api_key(paths)), params["timeout"])
+    fault = serving_fault(state)
+    if fault:  # its HTTP front hangs for a minute then: there is nothing to ask it
+        return {**entry, "state": "stuck", "detail": fault}
+    problem, counters = probe(Client(server["host"], port, read_secrets(paths).get("api-key")), params["timeout"])
     if problem:
         return {**entry, "state": "stuck", "detail": problem}
     entry.update((key, value) for key, value in counters.items() if key in entry and value is not None)
@@ -227,11 +240,25 @@ def death(state):
     if state["identity"].get("boot_id") != boot_id():
         return "the node was restarted since its launch"
     try:
-        lines = read_tail(state["log"])
+        stage, cause = cause_of_death(state["log"], (state.get("record") or {}).get("release"))
     except OSError:
-        return "its process is gone, and so is its log"
-    cause = failure(lines) or aftermath(lines)
-    return cause["cause"] if cause else "its process is gone without a word in its log: kill -9, or the kernel out of memory"
+        return f"its process is gone, and so is its log{unwritten(state)}"
+    if cause is None:
+        told = "its process is gone without a word in its log: kill -9, or the kernel out of memory"
+    else:
+        told = cause["cause"]
+    return f"{told} (stage {stage}){unwritten(state)}" if cause and stage != READY else told + unwritten(state)
+
+
+def unwritten(state):
+    """A clause for a server whose stop could not have been written down."""
+    try:
+        found = os.statvfs(os.path.dirname(state["log"]))
+    except OSError:
+        return ""
+    if found.f_flag & os.ST_RDONLY:
+        return "; its folder is read-only now, so a stop could not be written down"
+    return "; its disk is full, so a stop may not have been written down" if found.f_bavail == 0 else ""
 
 
 def main():

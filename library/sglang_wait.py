@@ -13,8 +13,10 @@ description:
   - Follows the log of the server's latest boot (and of no other), watches the process by pid, start time and boot id,
     and asks it over HTTP.
   - Ready means that the log says so, that the port belongs to this very process, and that one real generation came back.
-  - A wait never outlives its cause. It ends when the log names a failure, when the process is gone, when no new stage
+  - A wait never outlives its cause. It ends when the log names a failure, when the process or one of SGLang's own child
+    processes is gone, when someone else takes the port, when the disk of the log is full or read-only, when no new stage
     began within the limit of the present one, or at O(timeout).
+  - Keys that SGLang writes into its log are overwritten there by stars.
   - In a playbook an action plugin of the same name runs it in slices and prints a line when a server's stage changes
     and every O(every) seconds.
 options:
@@ -129,15 +131,23 @@ cause:
   returned: when it failed
   type: str
 cause_id:
-  description: The failure's entry in C(module_utils/sglang_failures.py), or the outcome.
+  description:
+    - The failure's entry in C(module_utils/sglang_failures.py), or one of V(died), V(child_gone), V(rebooted), V(stopped),
+      V(host_out_of_memory), V(port_taken), V(disk_full), V(read_only), V(no_http), V(generation_broken), V(stuck) and
+      V(timeout).
   returned: when it failed
   type: str
 advice:
   description: What to do about it.
   returned: when it failed
   type: str
+reductions:
+  description: What the server got less of than was asked for, one sentence each, as its log says.
+  returned: always
+  type: list
+  elements: str
 lines:
-  description: The last lines of the log.
+  description: The lines of the log that matter, up to the one that names the cause, else the last ones.
   returned: when it failed
   type: list
   elements: str
@@ -164,35 +174,66 @@ pid:
 """
 
 import contextlib
+import os
 import sys
 import time
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.sglang_failures import SPECIFIC_IDS
 from ansible.module_utils.sglang_http import MISSING_REQUESTS, Client, Silent, loads, requests, server_info
 from ansible.module_utils.sglang_log import (
-    AFTERMATH,
     READY,
     STAGE_LIMITS,
     STAGE_NAMES,
     aftermath,
+    cause_of_death,
+    died,
     failure,
     figures,
-    last_lines,
-    match,
+    matter,
     read_startup,
+    read_tail,
+    redact,
+    reductions,
     stages,
     stamp_seconds,
 )
-from ansible.module_utils.sglang_process import alive, boot_seconds, describe, listeners, members, shared_memory
-from ansible.module_utils.sglang_state import Busy, Paths, lock, read_state, utc_now, write_state
+from ansible.module_utils.sglang_process import (
+    alive,
+    boot_id,
+    boot_seconds,
+    command,
+    describe,
+    is_stranger,
+    listeners,
+    members,
+    of_session,
+    read_stat,
+    shared_memory,
+)
+from ansible.module_utils.sglang_state import (
+    Busy,
+    Paths,
+    disk_verdict,
+    load_state,
+    lock,
+    read_secrets,
+    read_state,
+    utc_now,
+    write_state,
+)
 
 POLL_SECONDS = 0.2
 # A log line that says only that some process died is followed by the reason, or by the end, within moments.
-AFTERMATH_SECONDS = 4
+AFTERMATH_SECONDS = 1.5
+# So long a server that says ready may answer wrongly before it is believed to be broken.
+WRONG_SECONDS = 1
 GENERATE_SECONDS = 30
 ASK_SECONDS = 5
 LOCK_SECONDS = 5
 NOTE_EVERY = 2  # looks: a scheduler that fails takes its maps along
+DEAD_STATES = "ZX"
+STOPPED_STATES = "Tt"
 
 
 class Start:
@@ -200,26 +241,38 @@ class Start:
 
     def __init__(self, params):
         self.params = params
-        self.state = read_state(Paths(params["root"], params["slug"]).state)
+        self.paths = Paths(params["root"], params["slug"])
+        self.state, self.damage = load_state(self.paths.state)
         self.timeline = [dict(entry) for entry in params["timeline"]]
         self.limits = {**STAGE_LIMITS, **{stage: float(limit) for stage, limit in params["stage_limits"].items()}}
         self.client = Client(params["host"], params["port"], params["api_key"])
+        self.secrets = [params["api_key"], *read_secrets(self.paths).values()]
+        self.release = (self.state.get("record") or {}).get("release")
         self.http = "not asked yet"
+        self.wrong, self.wrong_since = None, None
         self.lines = []
+        self.size = None
         self.log_gone = False
         self.aftermath_since = None
+        self.children = {}
+        self.gone, self.gone_since = None, None
         if self.state.get("ready_at") and not self.timeline:
             # It was ready before: what was seen then is better than what its log tells by the second.
             self.timeline = [dict(entry) for entry in self.state.get("timeline") or []]
 
     def elapsed(self):
         """Seconds since the launch, by a clock that nobody sets."""
-        return round(boot_seconds() - self.state["launched_boot_seconds"], 1)
+        return round(max(0.0, boot_seconds() - self.state["launched_boot_seconds"]), 1)
 
     def look(self):
-        """Read the log, and note when a stage was first seen."""
+        """Read the log where it grew, and note when a stage was first seen."""
         try:
-            self.lines = read_startup(self.state["log"])
+            size = os.stat(self.state["log"]).st_size
+            if size == self.size and self.timeline:
+                return
+            with contextlib.suppress(OSError):  # another user's, or a read-only file system: mode 0600 has to do
+                redact(self.state["log"], self.secrets)
+            self.lines, self.size = read_startup(self.state["log"]), size
         except FileNotFoundError:  # someone removed it: HTTP has to tell
             self.lines, self.log_gone = [], True
         seen = stages(self.lines)
@@ -233,6 +286,38 @@ class Start:
                 if stamp is not None:
                     at = min(max(stamp - self.state["launched_epoch"], self.timeline[-1]["at_s"]), now)
             self.timeline.append({"stage": stage, "at_s": round(at, 1)})
+
+    def watch_children(self):
+        """Notice SGLang's own processes, by the titles that they give themselves, and one that has gone."""
+        for stat in of_session(self.state["identity"]["sid"]):
+            if stat.pid not in self.children:
+                title = command(stat.pid).split(" ")[0]
+                if "::" in title:
+                    self.children[stat.pid] = (stat.start_ticks, title)
+        for pid, (start_ticks, title) in self.children.items():
+            stat = read_stat(pid)
+            if self.gone is None and (stat is None or stat.start_ticks != start_ticks or stat.state in DEAD_STATES):
+                self.gone, self.gone_since = (pid, title), time.monotonic()
+
+    def halted(self):
+        """Its processes that someone has stopped (SIGSTOP), for a message."""
+        everyone = {self.state["identity"]["pid"]: "its main process"}
+        everyone.update((pid, title) for pid, (_ticks, title) in self.children.items())
+        stats = [(title, read_stat(pid)) for pid, title in everyone.items()]
+        names = [f"{title} (pid {stat.pid})" for title, stat in stats if stat and stat.state in STOPPED_STATES]
+        return f"; halted by a signal (SIGSTOP): {', '.join(names)}" if names else ""
+
+    def taken(self):
+        """Who has the port, when it is none of ours."""
+        found = listeners(self.params["port"])
+        if not found:
+            return None
+        ours = {stat.pid for stat in members(self.params["root"], self.params["name"], self.state["identity"]["sid"])}
+        return next((listener for listener in found if is_stranger(listener, ours)), None)
+
+    def disk(self):
+        """A verdict on the disk that the log is on, or None. SGLang says nothing more when it can't write."""
+        return disk_verdict(os.path.dirname(self.state["log"]))
 
     @property
     def stage(self):
@@ -256,6 +341,7 @@ class Start:
             "stage_seconds": self.stage_seconds(),
             "elapsed": self.elapsed(),
             "figures": figures(self.lines),
+            "reductions": reductions(self.lines, self.release),
             "log": self.state["log"],
             "pid": self.state["identity"]["pid"],
             "profile": self.state.get("profile"),
@@ -268,19 +354,22 @@ class Start:
         session = self.state["identity"]["sid"]
         ours = {stat.pid for stat in members(self.params["root"], self.params["name"], session)}
         owners = listeners(self.params["port"])
+        wrong = None
         if not owners:
-            self.http = f"nothing listens on port {self.params['port']}"
-            return False
-        if not any(owner.pid in ours or owner.pid is None for owner in owners):
-            self.http = f"port {self.params['port']} belongs to {describe(owners[0])}"
-            return False
-        try:
-            if self.state.get("ready_at") and (loads(self.client, ASK_SECONDS) or {}).get("running"):
-                self.http = None  # at work: a request of ours would only queue behind the others
-            else:
-                self.http = self.client.generate(GENERATE_SECONDS)
-        except Silent as silent:
-            self.http = str(silent)
+            wrong, self.http = "no_http", f"nothing listens on port {self.params['port']}"
+        elif all(is_stranger(owner, ours) for owner in owners):
+            wrong, self.http = "port_taken", f"port {self.params['port']} belongs to {describe(owners[0])}"
+        else:
+            try:
+                if self.state.get("ready_at") and (loads(self.client, ASK_SECONDS) or {}).get("running"):
+                    self.http = None  # at work: a request of ours would only queue behind the others
+                else:
+                    self.http = self.client.generate(GENERATE_SECONDS)
+                    wrong = "generation_broken" if self.http else None
+            except Silent as silent:
+                self.http = str(silent)
+        if wrong != self.wrong or wrong is None:
+            self.wrong, self.wrong_since = wrong, time.monotonic()
         return self.http is None
 
     def in_force(self):
@@ -312,24 +401,74 @@ class Start:
     def verdict(self):
         """How the wait ends: ``(outcome, data)``, or None to go on."""
         living = alive(self.state["identity"]) is not None
+        self.watch_children()
         self.look()
-        cause = failure(self.lines) if self.stage != READY else None
+        if not living:
+            data = self.death()
+            return "failed" if data["id"] in SPECIFIC_IDS and self.stage != READY else "died", data
+        if self.stage == READY or self.log_gone:
+            if self.serves():
+                return READY, {"cap": self.in_force()}
+            return self.broken() or self.overdue()
+        cause = failure(self.lines, self.release, dead=True if self.gone else None)
         if cause:
             return "failed", cause
-        if not living:
-            self.look()  # what it wrote between our look and its end
-            now = read_state(Paths(self.params["root"], self.params["slug"]).state)
-            if now.get("stopping_at"):
-                stopped = f"it was stopped by {now.get('stopping_by')} at {now['stopping_at']}"
-                return "died", {"id": "stopped", "cause": stopped, "advice": "ask them, or deploy again"}
-            cause = failure(self.lines) or aftermath(self.lines)
-            return "died", cause or {"id": "died", "cause": "its main process is gone without a word", "advice": WITHOUT_A_WORD}
-        if (self.stage == READY or self.log_gone) and self.serves():
-            return READY, {"cap": self.in_force()}
-        if self.stage != READY and any(match(line, AFTERMATH) for line in self.lines):
-            self.aftermath_since = self.aftermath_since or time.monotonic()
+        stranger = self.taken()
+        if stranger:
+            # SGLang would find out at the very end of its start, and then hang.
+            cause = f"port {self.params['port']} was taken during the start by {describe(stranger)}"
+            return "failed", {"id": "port_taken", "cause": cause, "advice": PORT_TAKEN}
+        full = self.disk()
+        if full:
+            return "failed", full
+        if self.gone or any(died(line) for line in self.lines):
+            self.aftermath_since = self.aftermath_since or self.gone_since or time.monotonic()
             if time.monotonic() - self.aftermath_since > AFTERMATH_SECONDS:
-                return "failed", aftermath(self.lines)
+                return "failed", aftermath(self.lines) or self.child_gone()
+        return self.overdue()
+
+    def death(self):
+        """Why its main process is gone."""
+        self.size = None
+        self.look()  # what it wrote between our look and its end
+        now = read_state(self.paths.state)
+        if now.get("stopping_at"):
+            stopped = f"it was stopped by {now.get('stopping_by')} at {now['stopping_at']}"
+            return {"id": "stopped", "cause": stopped, "advice": "ask them, or deploy again"}
+        if self.state["identity"]["boot_id"] != boot_id():
+            return {"id": "rebooted", "cause": "the node was restarted since its launch", "advice": "deploy again"}
+        try:
+            cause = cause_of_death(self.state["log"], self.release)[1]
+        except OSError:
+            cause = None
+        return cause or self.disk() or {**UNTOLD, "cause": "its main process is gone without a word"}
+
+    def tail(self):
+        """The end of the log, of a server that was ready."""
+        try:
+            return read_tail(self.state["log"])
+        except OSError:
+            return []
+
+    def child_gone(self):
+        """A child died, and nobody wrote it down: the kernel's way, and the launcher may wait for ever."""
+        pid, title = self.gone
+        return {**UNTOLD, "id": "child_gone", "cause": f"its process {title} (pid {pid}) is gone without a word"}
+
+    def broken(self):
+        """A verdict on a server that says ready and surely is not, or None to be patient."""
+        if any(died(line) for line in self.tail()):
+            return "failed", cause_of_death(self.state["log"], self.release)[1]
+        if self.gone and time.monotonic() - self.gone_since > AFTERMATH_SECONDS:
+            return "failed", self.child_gone()
+        lasts = self.wrong and time.monotonic() - self.wrong_since >= WRONG_SECONDS
+        # One that was ready may be busy, or be stopped by someone just now.
+        if lasts and not self.state.get("ready_at") and self.stage == READY:
+            return "failed", {"id": self.wrong, "cause": f"its log says ready, but {self.http}", "advice": WRONG[self.wrong]}
+        return None
+
+    def overdue(self):
+        """A verdict on a start that takes too long, or None."""
         waited = self.elapsed() - self.timeline[-1]["at_s"]
         limit = self.limits[self.stage]
         if waited > limit:
@@ -337,14 +476,21 @@ class Start:
                 cause = f"its log says ready since {waited:.0f} s, but {self.http}"
             else:
                 cause = f"no new stage since {waited:.0f} s in stage {self.stage} (limit {limit:.0f} s)"
-            return "stuck", {"id": "stuck", "cause": cause, "advice": STUCK}
+            return "stuck", {"id": "stuck", "cause": cause + self.halted(), "advice": STUCK}
         if self.elapsed() > self.params["timeout"]:
             cause = f"not ready {self.elapsed():.0f} s after its launch (limit {self.params['timeout']} s)"
-            return "timeout", {"id": "timeout", "cause": cause, "advice": STUCK}
+            return "timeout", {"id": "timeout", "cause": cause + self.halted(), "advice": STUCK}
         return None
 
 
 WITHOUT_A_WORD = "kill -9 leaves nothing in a log: see whether the kernel did it (dmesg: out of memory) or a person"
+UNTOLD = {"id": "died", "advice": WITHOUT_A_WORD}
+PORT_TAKEN = "end that process, or give the server another port in the inventory"
+WRONG = {
+    "no_http": "look at the log's last lines, and at who else uses the port",
+    "port_taken": PORT_TAKEN,
+    "generation_broken": "the answer says what is wrong; 401 is another key than it was started with",
+}
 STUCK = "look at the log's last lines; a slow disk or a first compilation may need a higher sglang_stage_limits"
 
 
@@ -400,6 +546,8 @@ def main():
         start = Start(params)
     except (TypeError, ValueError) as error:
         module.fail_json(msg=f"{name}: stage_limits is {params['stage_limits']!r}: expected seconds by stage ({error})")
+    if start.damage:
+        module.fail_json(msg=f"{name}: {start.damage}", outcome="absent")
     if not start.state.get("identity"):
         module.fail_json(msg=f"{name} was never started below {params['root']}: run deploy.yml", outcome="absent")
     entered = time.monotonic()
@@ -421,8 +569,10 @@ def main():
     if outcome == READY:
         start.note(ready_at=start.state.get("ready_at") or utc_now(), timeline=start.timeline)
         module.exit_json(**start.told(state=READY, outcome=READY, cap=data["cap"]))
-    killed = out_of_memory(module, start.state["identity"]["pid"]) if outcome == "died" else None
-    if killed:
+    suspects = [start.state["identity"]["pid"]] if outcome == "died" else []
+    suspects += [start.gone[0]] if start.gone else []
+    killed = next(filter(None, (out_of_memory(module, pid) for pid in suspects)), None)
+    if killed and data["id"] in KILLED:
         data = {"id": "host_out_of_memory", "cause": f"the kernel killed it: {killed.strip()[-200:]}", "advice": HOST_MEMORY}
     was_ready = bool(start.state.get("ready_at"))
     if was_ready and outcome == "stuck":
@@ -439,13 +589,15 @@ def main():
             cause=data["cause"],
             cause_id=data["id"],
             advice=data["advice"],
-            lines=last_lines(start.lines),
+            lines=matter(start.lines if start.stage != READY else start.tail(), data),
             kernel=killed,
             was_ready=was_ready,
         ),
     )
 
 
+# Verdicts for which the kernel's word is the better one.
+KILLED = ("died", "child_gone", "scheduler_died", "child_died", "scheduler_exception", "child_failed", "exception")
 HOST_MEMORY = "the node ran out of memory: lower hicache-size, or run fewer servers on it"
 
 if __name__ == "__main__":

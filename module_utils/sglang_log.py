@@ -9,10 +9,11 @@ to the next. Units are the log's: it prints GB and means GiB on the card, and 1e
 
 from __future__ import annotations
 
+import os
 import re
 import time
 
-from ansible.module_utils.sglang_failures import AFTERMATH, SPECIFIC, match
+from ansible.module_utils.sglang_failures import AFTERMATH, DEATHS, REDUCTIONS, SPECIFIC, match
 
 FIRST_STAGE = "import"
 READY = "ready"
@@ -68,15 +69,30 @@ FIGURES = [
     ("host_state_gb", rf"Allocating {_NUMBER} GB host memory for hierarchical Mamba cache", float),
 ]
 _FIGURES = [(name, re.compile(pattern), kind) for name, pattern, kind in FIGURES]
+# Moments that only failures tell apart: what fits into the card before and after them is another thing.
+_PLACES = [
+    (re.compile(r"Load weight end"), "memory pools"),
+    (re.compile(r"Capture target verify .*graph end"), "draft graph capture"),
+    *STAGES,
+]
+# What was asked for, from the engine's own line of its arguments: name, pattern, type.
+_ARGUMENTS = re.compile(r"server_args=")
+ASKED = [
+    ("fraction", re.compile(r"\bmem_fraction_static'?[=:] ?([\d.]+)"), float),
+    ("hicache_gb", re.compile(r"\bhicache_size'?[=:] ?(\d+)"), int),
+]
 _GRAPHS = re.compile(rf"Capture .*graph end\..*mem usage={_NUMBER} GB")
 _SECOND_WEIGHTS = re.compile(rf"Load weight end\..*type=(\w+).*mem usage={_NUMBER} GB")
 _SPLIT = re.compile(r"[\r\n]+")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 _BAR = re.compile(r"\d+%\|.*\|")
+_USAGE = re.compile(r"\s*\[?--[a-z]|usage: |\s+\{|\s+\[")
 _EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception)\b.*")
 STARTUP_BYTES = 8 << 20
 TAIL_BYTES = 64 << 10
+LONG_SECRET = 8  # bytes
+RECENT_LINES = 40
 
 
 def lines_of(text):
@@ -145,28 +161,104 @@ def figures(lines):
     return found
 
 
-def failure(lines):
-    """The first specific cause in a log, or None."""
+def asked(lines):
+    """Flags as the engine itself has understood them, by name; only what numbers of an advice are worked out from."""
+    arguments = next((line for line in lines if _ARGUMENTS.search(line)), "")
+    hits = ((name, pattern.search(arguments), kind) for name, pattern, kind in ASKED)
+    return {name: kind(hit.group(1)) for name, hit, kind in hits if hit}
+
+
+def failure(lines, release=None, stage=FIRST_STAGE, dead=None):
+    """The first specific cause in a log, or None.
+
+    ``stage``: where ``lines`` begin. ``dead``: whether a process of the server is known to have died, None to find out
+    from the log: what a healthy server may log too counts only then.
+    """
+    found = None
     for line in lines:
-        verdict = match(line, SPECIFIC)
-        if verdict:
-            return verdict
+        stage = next((place for pattern, place in _PLACES if pattern.search(line)), stage)
+        if dead is None and died(line):
+            dead = True
+        if found is None and match(line, SPECIFIC, stage, release):
+            found = match(line, SPECIFIC, stage, release, {**asked(lines), **figures(lines)})
+        if found and (found["sure"] or dead):
+            return found
     return None
+
+
+def died(line):
+    """Does a line say that a process of the server has died?"""
+    verdict = match(line, AFTERMATH)
+    return verdict is not None and verdict["id"] in DEATHS
+
+
+def cause_of_death(path, release=None):
+    """Why a server is gone, from its log: ``(stage, verdict or None)``. What ended a start is no cause after ready."""
+    lines = read_startup(path)
+    stage = stages(lines)[-1][0]
+    if stage == READY:
+        tail = read_tail(path)
+        began = next((number for number, line in enumerate(tail) if STAGES[-1][0].search(line)), -1)
+        tail = tail[began + 1 :]
+        return stage, failure(tail, release, stage=READY, dead=True) or aftermath(tail)
+    return stage, failure(lines, release, dead=True) or aftermath(lines)
+
+
+def reductions(lines, release=None):
+    """What the server got less of than was asked for, one sentence each."""
+    found = {}
+    for line in lines:
+        verdict = match(line, REDUCTIONS, release=release)
+        if verdict:
+            found.setdefault(verdict["id"], verdict["cause"])
+        if STAGES[-1][0].search(line):
+            break
+    return list(found.values())
+
+
+def matter(lines, verdict, count=12):
+    """The lines that a person wants to see of a failure: up to the one that names it, else the last ones."""
+    kept = [line for line in lines if not _BAR.search(line) and not _USAGE.match(line)]
+    named = verdict.get("line") if verdict else None
+    at = next((number for number, line in enumerate(kept) if line[:1000] == named or line.strip()[:400] == named), None)
+    end = len(kept) if at is None else at + 1
+    return [line[:400] for line in kept[max(0, end - count) : end]]
+
+
+def redact(path, secrets):
+    """Overwrite secrets in a log by stars, in place; how many there were. SGLang writes its API key into its log once.
+
+    The log is open for appending in another process: nothing is moved, so nothing can be lost.
+    """
+    forms = {form.encode() for secret in secrets if secret for form in (secret, repr(secret)[1:-1])}
+    # A short key may be a part of any word: then only where SGLang prints it.
+    patterns = [b"(?<=api_key=.)%s|(?<=api_key': .)%s" % (re.escape(form), re.escape(form)) for form in forms]
+    patterns += [re.escape(form) for form in forms if len(form) >= LONG_SECRET]
+    if not patterns:
+        return 0
+    with open(path, "rb+") as stream:
+        data = stream.read(STARTUP_BYTES)
+        spans = {hit.span() for pattern in patterns for hit in re.finditer(pattern, data)}
+        for start, end in spans:
+            os.pwrite(stream.fileno(), b"*" * (end - start), start)
+    return len(spans)
 
 
 def aftermath(lines):
     """What a log without a specific cause still tells of a death: the last exception, else which process died."""
     verdict = next((hit for hit in (match(line, AFTERMATH) for line in lines) if hit), None)
     exception = None
-    for line in lines:
+    # Without a word on a death, an exception of long ago is somebody's bad request.
+    for line in lines if verdict else lines[-RECENT_LINES:]:
         hit = _EXCEPTION.match(line.strip())
         if hit:
             exception = hit.group(0)[:400]
     if exception and (verdict is None or verdict["id"] in ("scheduler_exception", "child_failed")):
         return {
             "id": "exception",
-            "cause": exception,
-            "advice": "not a failure known here: read the log above this line",
+            "cause": f"not a failure known here; its last exception is {exception}",
+            "advice": "read the log above this line; docs/faults.md says how to add a failure",
             "line": exception,
+            "sure": False,
         }
     return verdict

@@ -10,14 +10,20 @@ Its files are those of ``sglang_state.Paths``. ``Managed`` finds it, ``launch`` 
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 
-from ansible.module_utils.sglang_log import last_lines, read_startup
+from ansible.module_utils.sglang_bundle import write_bundle
+from ansible.module_utils.sglang_log import last_lines, matter, read_startup, redact
 from ansible.module_utils.sglang_process import (
+    MARKERS,
     alive,
     boot_seconds,
     command,
@@ -29,16 +35,21 @@ from ansible.module_utils.sglang_process import (
     orphans,
     send,
     shared_memory,
+    shared_memory_files,
     started_unrecorded,
+    unused,
     wait_until,
 )
 from ansible.module_utils.sglang_state import (
     Busy,
     Paths,
+    disk_verdict,
     launch_sha256,
     link_atomic,
+    load_state,
     lock,
     new_log,
+    read_secrets,
     read_state,
     read_text,
     utc_now,
@@ -48,6 +59,9 @@ from ansible.module_utils.sglang_state import (
 
 KILL_SECONDS = 20
 KEPT_LOGS = 20
+# Below this a start is not worth beginning: SGLang writes its log, and the fleet its state, on that disk.
+ROOM_BYTES = 64 << 20
+TEMPORARY = "sglang_fleet_"
 KEPT_OF_PREVIOUS = ("profile", "argv", "env", "script", "launched_at", "record")
 # What is started gets these of our own environment and nothing else: no SSH_*, no ANSIBLE_*.
 PASSED_ENVIRONMENT = ("HOME", "USER", "LOGNAME", "PATH", "TZ")
@@ -75,12 +89,12 @@ class Managed:
         self.name = params["name"]
         self.params = params
         self.paths = Paths(params["root"], params["slug"])
-        self.state = read_state(self.paths.state)
+        self.state, self.damage = load_state(self.paths.state)
         if self.state.get("launching"):
             found = started_unrecorded(params["root"], self.name)
             self.state["identity"] = identity(found.pid) if found else None
         self.process = alive(self.state.get("identity"))
-        self.warnings = []
+        self.warnings = [f"{self.name}: {self.damage}"] if self.damage else []
         owner = self.state.get("name")
         if owner and owner != self.name and self.process is not None:
             raise Refused(
@@ -131,9 +145,8 @@ class Managed:
         """What every exit tells."""
         return {"name": self.name, "pid": self.process.pid if self.process else None, "running": self.running, **more}
 
-    def cause_of_end(self, lines):
-        """Why it ended, from its log, or None."""
-        return None
+    def verdict_of_end(self, log):
+        """Why it ended, from its log: ``cause`` and, where there is more to say, ``id``, ``advice``, ``line``. Or None."""
 
     def released(self, pids):
         """Wait for what processes give back after their end, such as memory of a GPU."""
@@ -154,6 +167,15 @@ def check_root(managed):
             " choose another sglang_root, or give this user the right to write there",
             cause="root",
         ) from None
+    found = os.statvfs(folder)
+    free = found.f_bavail * found.f_frsize
+    if free < ROOM_BYTES or (found.f_files and not found.f_favail):
+        what = f"{free >> 20} MiB" if free < ROOM_BYTES else "no file"
+        raise Refused(
+            f"{managed.name}: the disk of the fleet's folder {managed.params['root']} has room for {what} and a start needs"
+            f" {ROOM_BYTES >> 20} MiB for its log: free space there, or choose another sglang_root",
+            cause="disk_full",
+        )
 
 
 def check_port(managed):
@@ -228,6 +250,14 @@ def remove_old_logs(paths):
         os.unlink(os.path.join(paths.logs, name))
 
 
+def user():
+    """This user's name as torch spells it in the name of its cache, so that kernels that are compiled already are found."""
+    try:
+        return re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    except (KeyError, OSError):  # a user id without a name
+        return str(os.geteuid())
+
+
 def launch(managed, settled, seconds):
     """Start the script in a session of its own and write down what was started. Returns its log.
 
@@ -236,9 +266,15 @@ def launch(managed, settled, seconds):
     """
     params = managed.params
     log = new_log(managed.paths)
+    descriptor = os.open(log, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
     environment = {name: os.environ[name] for name in PASSED_ENVIRONMENT if name in os.environ}
     environment.setdefault("PATH", "/usr/local/bin:/usr/bin:/bin")
     environment["LC_ALL"] = "C.UTF-8"
+    # The script exports them too; from here they are there before bash has read a line of it.
+    environment.update((marker, params["env"][marker]) for marker in MARKERS if marker in params["env"])
+    # SGLang leaves five files a boot where temporary files go. Compiled kernels go there too, and those are to stay.
+    environment["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(tempfile.gettempdir(), f"torchinductor_{user()}")
+    environment["TMPDIR"] = tempfile.mkdtemp(prefix=TEMPORARY)
     written = {
         "name": managed.name,
         "identity": None,
@@ -258,9 +294,11 @@ def launch(managed, settled, seconds):
         "stopping_at": None,
         "ready_at": None,
         "record": params["record"],
+        "temporary": environment["TMPDIR"],
+        # Files that are no work of this boot, so that what it leaves is known even when nobody watched it.
+        "shared_memory_before": sorted(shared_memory_files()),
         "previous": {key: managed.state.get(key) for key in KEPT_OF_PREVIOUS} if managed.state else None,
     }
-    descriptor = os.open(log, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
     try:
         # Written before and after: a task that is cut between the two leaves a process that the next one recognises.
         write_state(managed.paths.state, written)
@@ -284,14 +322,20 @@ def launch(managed, settled, seconds):
     remove_old_logs(managed.paths)
     managed.state = read_state(managed.paths.state)
     managed.process = alive(known)
+    began = time.monotonic()
     wait_until(lambda: process.poll() is not None or settled(), seconds, pause=0.05)
     if process.poll() is not None:
         lines = read_startup(log)
+        verdict = managed.verdict_of_end(log) or disk_verdict(managed.paths.logs) or {}
         raise Refused(
             f"{managed.name} ended at once with exit code {process.returncode}:"
-            f" {managed.cause_of_end(lines) or (last_lines(lines, 1) or ['no output'])[0]}; whole log: {log}",
+            f" {verdict.get('cause') or (last_lines(lines, 1) or ['no output'])[0]}; whole log: {log}",
             cause="died",
-            lines=last_lines(lines),
+            cause_id=verdict.get("id", "died"),
+            advice=verdict.get("advice", "run the start script by hand to see more"),
+            stage="import",
+            elapsed=round(time.monotonic() - began, 1),
+            lines=matter(lines, verdict),
             log=log,
         )
     return log
@@ -317,9 +361,11 @@ def stop(managed):
     by_hand = managed.by_hand()
     note(managed, stopping_at=utc_now(), stopping_by=params["who"])
     main = identity(managed.process.pid) if managed.process else identity(by_hand.pid) if by_hand else None
-    if main is not None:
+    if main is not None and params["stop_timeout"] > 0:
         # To the main process alone: to the whole group it looks like a crash of the children and nothing is drained.
         send(main["pid"], signal.SIGTERM, main["start_ticks"])
+        # A halted process heeds nothing until it goes on.
+        send(main["pid"], signal.SIGCONT, main["start_ticks"])
         wait_until(lambda: alive(main) is None, params["stop_timeout"])
         # The main process ends its children itself, a moment after or before its own end.
         wait_until(lambda: not left(), 2)
@@ -337,18 +383,58 @@ def stop(managed):
             cause="unkillable",
         )
     managed.released({stat.pid for stat in ours})
-    for path in files:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+    remove_files(managed, files)
     note_stopped(managed)
     managed.process = None
     return killed
 
 
+def remove_files(managed, files):
+    """Remove what SGLang leaves: files in /dev/shm, temporary files, and its keys in the log.
+
+    A process that dies soon after it made a file is seen with it by nobody. So a file that was not there before the launch,
+    and that no living process has open now, is this boot's too, or that of another boot that is as dead.
+    """
+    if managed.state.get("shared_memory_before") is not None:
+        files = files | (shared_memory_files() - set(managed.state["shared_memory_before"]))
+    for path in unused(files):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+    temporary = managed.state.get("temporary") or ""
+    if os.path.basename(temporary).startswith(TEMPORARY):
+        shutil.rmtree(temporary, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        redact(managed.state.get("log") or "", read_secrets(managed.paths).values())
+
+
+def left_files(managed):
+    """Files of a process that is gone, that a stop would remove."""
+    known = [*(managed.state.get("shared_memory") or []), managed.state.get("temporary") or ""]
+    return [path for path in known if path and os.path.exists(path)] if managed.process is None else []
+
+
+def keep_bundle(managed):
+    """Write a support bundle of the newest boot; its path, or None when there was none or no room for it."""
+    state = managed.state
+    if not state.get("log") or not state.get("port"):
+        return None
+    ours = members(managed.params["root"], managed.name, managed.process.session) if managed.process else managed.leftovers()
+    try:
+        secrets = read_secrets(managed.paths).values()
+        return write_bundle(managed.paths.bundles, state, managed.params["because"], ours, secrets)
+    except OSError as error:
+        managed.warnings.append(f"{managed.name}: no support bundle could be kept: {error.strerror or error}")
+        return None
+
+
 def note_stopped(managed):
     """Write down that it was stopped, by whom and why."""
-    if not managed.state.get("stopped_at"):
-        params = managed.params
+    params = managed.params
+    if managed.damage:
+        managed.state = {"name": managed.name, "stopped_at": utc_now(), "stopped_by": params["who"]}
+        with contextlib.suppress(OSError):
+            write_state(managed.paths.state, managed.state)
+    elif not managed.state.get("stopped_at"):
         note(managed, stopped_at=utc_now(), stopped_by=params["who"], stopped_because=params["because"], shared_memory=[])
 
 
@@ -365,22 +451,22 @@ def note(managed, **told):
 
 def ensure_stopped(module, managed):
     """State stopped."""
-    files = [path for path in managed.state.get("shared_memory") or [] if os.path.exists(path)]
-    needed = managed.process is not None or bool(managed.leftovers()) or bool(files)
-    result = managed.result(changed=needed, killed=[], elapsed=0.0, log=managed.state.get("log"))
+    needed = managed.process is not None or bool(managed.leftovers()) or bool(left_files(managed))
+    result = managed.result(changed=needed or bool(managed.damage), killed=[], elapsed=0.0, bundle=None)
+    result["log"] = managed.state.get("log")
     if module._diff:
         result["diff"] = [process_diff(managed, "")] if needed else []
     if module.check_mode:
         return result
-    if not needed:
+    if managed.params.get("keep_bundle"):
+        result["bundle"] = keep_bundle(managed)
+    if needed:
+        started = time.monotonic()
+        result["killed"] = stop(managed)
+        result["elapsed"] = round(time.monotonic() - started, 1)
+        result["pid"] = None
+    else:
         note_stopped(managed)
-        return result
-    started = time.monotonic()
-    result["killed"] = stop(managed)
-    result["elapsed"] = round(time.monotonic() - started, 1)
-    result["pid"] = None
-    for warning in managed.warnings:
-        module.warn(warning)
     return result
 
 
@@ -397,19 +483,28 @@ def guarded(module, paths):
         yield
 
 
+def reach(module, kind, ensure_started):
+    """Reach the state, and pass on what was noticed on the way."""
+    managed = kind(module.params)
+    try:
+        return (ensure_stopped if module.params["state"] == "stopped" else ensure_started)(module, managed)
+    finally:
+        for warning in managed.warnings:
+            module.warn(warning)
+
+
 def run_module(module, kind, ensure_started):
     """Bring ``kind(module.params)`` to the state asked for, under its lock where something may change."""
-    act = ensure_stopped if module.params["state"] == "stopped" else ensure_started
     paths = Paths(module.params["root"], module.params["slug"])
     read_only = module.check_mode or module.params["state"] == "checked" or not os.path.isdir(paths.run)
     try:
         if read_only and not (module.params["state"] == "started" and not module.check_mode):
-            module.exit_json(**act(module, kind(module.params)))
+            module.exit_json(**reach(module, kind, ensure_started))
         if module.params["state"] != "stopped":
             check_root(kind(module.params))
             paths.make()
         with guarded(module, paths):
-            module.exit_json(**act(module, kind(module.params)))
+            module.exit_json(**reach(module, kind, ensure_started))
     except Busy as holder:
         module.fail_json(
             msg=f"{module.params['name']} is being worked on by {holder}: wait for it, or look at what it does",

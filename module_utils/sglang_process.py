@@ -10,17 +10,22 @@ children rename themselves. Linux only: all of it is read from /proc.
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import signal
 import socket
 import time
 
 Stat = collections.namedtuple("Stat", "pid state parent session start_ticks rss_bytes")
-Listener = collections.namedtuple("Listener", "address port pid session command")
+Listener = collections.namedtuple("Listener", "address port pid session command uid", defaults=(None,))
 
 MARKERS = ("SGLANG_FLEET_ROOT", "SGLANG_FLEET_SERVER")
 DEAD_STATES = "ZX"  # a zombie is dead: PID 1 of a container may not reap it for a long time
 LISTEN = "0A"
+SHARED_MEMORY = "/dev/shm"
+SHARED_MEMORY_NAMES = ("sglang_", "sgl_shm_")
+# Those of its files that are one boot's own: nothing that a later boot would want to find.
+OWN_MEMORY_NAMES = ("sglang_loads_", "sglang_host_pool_", "sgl_shm_")
 
 
 def boot_id():
@@ -119,6 +124,11 @@ def members(root, server, session=None):
     return [everyone[pid] for pid in sorted(ours) if pid in everyone and pid != os.getpid()]
 
 
+def of_session(session):
+    """Living processes of a session."""
+    return [stat for stat in living() if stat.session == session]
+
+
 def orphans(root, server, known, python):
     """Living processes of a server whose main process is gone.
 
@@ -152,11 +162,14 @@ def _owner_of_inode(inode):
         if not name.isdigit():
             continue
         try:
-            for handle in os.listdir(f"/proc/{name}/fd"):
-                if os.readlink(f"/proc/{name}/fd/{handle}") == f"socket:[{inode}]":
-                    return int(name)
+            handles = os.listdir(f"/proc/{name}/fd")
         except OSError:  # gone, or another user's
             continue
+        for handle in handles:
+            # One that was closed since is no reason to pass over the others of a busy process.
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/{name}/fd/{handle}") == f"socket:[{inode}]":
+                    return int(name)
     return None
 
 
@@ -174,16 +187,22 @@ def listeners(port):
             if row[3] == LISTEN and int(hex_port, 16) == port:
                 pid = _owner_of_inode(row[9])
                 stat = read_stat(pid) if pid else None
-                found.append(
-                    Listener(_address(address), port, pid, stat.session if stat else None, command(pid) if pid else "?")
-                )
+                session, words = stat.session if stat else None, command(pid) if pid else "?"
+                found.append(Listener(_address(address), port, pid, session, words, int(row[7])))
     return found
+
+
+def is_stranger(listener, ours):
+    """Is a listener none of the processes ``ours`` (pids)? Of another user's the kernel tells the user, not the process."""
+    if listener.pid is None:
+        return listener.uid is not None and listener.uid != os.geteuid()
+    return listener.pid not in ours
 
 
 def describe(listener):
     """A listener for a message."""
     if listener.pid is None:
-        return f"a process of another user on {listener.address}"
+        return f"a process of another user{'' if listener.uid is None else f' (uid {listener.uid})'} on {listener.address}"
     return f"pid {listener.pid} ({listener.command[:160]})"
 
 
@@ -205,11 +224,41 @@ def shared_memory(pids):
             with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as stream:
                 for line in stream:
                     path = line.rstrip("\n").partition("/dev/shm/")[2]
-                    if path.startswith(("sglang_", "sgl_shm_")) and not path.endswith(" (deleted)"):
+                    if path.startswith(SHARED_MEMORY_NAMES) and not path.endswith(" (deleted)"):
                         files.add("/dev/shm/" + path)
         except OSError:
             continue
     return files
+
+
+def shared_memory_files():
+    """Files in /dev/shm that SGLang makes for one boot, of this user, whosever server they are of."""
+    found = set()
+    for name in os.listdir(SHARED_MEMORY) if os.path.isdir(SHARED_MEMORY) else []:
+        path = os.path.join(SHARED_MEMORY, name)
+        try:
+            if name.startswith(OWN_MEMORY_NAMES) and os.lstat(path).st_uid == os.geteuid():
+                found.add(path)
+        except OSError:  # gone meanwhile
+            continue
+    return found
+
+
+def unused(paths):
+    """Those of some files that no living process has open or mapped."""
+    free = set(paths)
+    for stat in living() if free else []:
+        used, handles = set(), []
+        # What can't be read is gone, or another user's, and the files are this user's own.
+        with contextlib.suppress(OSError), open(f"/proc/{stat.pid}/maps", encoding="utf-8", errors="replace") as stream:
+            used = {line.rstrip("\n").partition(" /")[2] for line in stream}
+        with contextlib.suppress(OSError):
+            handles = os.listdir(f"/proc/{stat.pid}/fd")
+        for handle in handles:
+            with contextlib.suppress(OSError):
+                used.add(os.readlink(f"/proc/{stat.pid}/fd/{handle}")[1:])
+        free -= {f"/{path}" for path in used}
+    return free
 
 
 def send(pid, number, start_ticks):

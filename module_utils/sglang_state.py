@@ -14,6 +14,7 @@ import tempfile
 import time
 
 SCHEMA = 1
+FULL_BYTES = 1 << 20
 
 
 class Busy(Exception):
@@ -33,6 +34,7 @@ class Paths:
         self.state = os.path.join(self.run, f"{slug}.json")
         self.lock = os.path.join(self.run, f"{slug}.lock")
         self.secrets = os.path.join(self.run, f"{slug}.secrets.yml")
+        self.bundles = os.path.join(root, "bundles", slug)
 
     def make(self):
         """Make the folders that are missing."""
@@ -53,6 +55,22 @@ def new_log(paths):
         if not os.path.exists(path):
             return path
     raise OSError(f"{paths.logs} has a thousand logs of this very second: remove some")
+
+
+def disk_verdict(folder):
+    """Why a folder's disk takes no more, as ``{"id", "cause", "advice"}``; None when it does."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    if found.f_flag & os.ST_RDONLY:
+        cause = f"the file system of {folder} has become read-only, so its log can't be written"
+        return {"id": "read_only", "cause": cause, "advice": "look at the node's kernel messages (dmesg): a disk failed"}
+    free = found.f_bavail * found.f_frsize
+    if free < FULL_BYTES or (found.f_files and not found.f_favail):
+        cause = f"the disk of {folder} is full ({free >> 10} KiB left), so its log can't be written"
+        return {"id": "disk_full", "cause": cause, "advice": "free space there, then deploy again"}
+    return None
 
 
 def write_atomic(path, text, mode):
@@ -81,24 +99,92 @@ def link_atomic(target, link):
 
 
 def read_text(path):
-    """A file's text, or None when there is no such file."""
+    """A file's text, or None when there is no such file. Bytes that are no text are shown as such."""
     try:
-        with open(path, encoding="utf-8") as stream:
+        with open(path, encoding="utf-8", errors="replace") as stream:
             return stream.read()
     except FileNotFoundError:
         return None
 
 
-def read_state(path):
-    """The state file as a mapping; empty when there is none or it does not parse (it is written whole, or not at all)."""
-    text = read_text(path)
-    if not text:
-        return {}
+# What others rely on in a state file, by name: each may be missing, none may be of another kind.
+_WHOLE = (int, float)
+SHAPE = {
+    "name": str,
+    "identity": dict,
+    "log": str,
+    "argv": list,
+    "env": dict,
+    "port": int,
+    "profile": str,
+    "launched_at": str,
+    "launched_epoch": _WHOLE,
+    "launched_boot_seconds": _WHOLE,
+    "record": dict,
+    "timeline": list,
+    "shared_memory": list,
+}
+REQUIRED = ("port", "log", "launched_epoch", "launched_boot_seconds")  # of a server that was launched
+IDENTITY = {"pid": int, "start_ticks": int, "boot_id": str, "sid": int}
+
+
+def _misshapen(state):
+    """What in a state is not what it was written as, or None."""
+    if not isinstance(state, dict):
+        return f"it holds {type(state).__name__}"
+    for key, kind in SHAPE.items():
+        if state.get(key) is not None and not isinstance(state[key], kind):
+            return f"its {key} is {type(state[key]).__name__}"
+    identity = state.get("identity")
+    if identity:
+        wrong = next((key for key, kind in IDENTITY.items() if not isinstance(identity.get(key), kind)), None)
+        missing = next((key for key in REQUIRED if state.get(key) is None), None)
+        if wrong or missing:
+            return f"its {f'identity has no {wrong}' if wrong else f'{missing} is missing'}"
+    return None
+
+
+def load_state(path):
+    """``(state, damage)``: the state file as a mapping, and one sentence when the file is there and is none.
+
+    It is written whole or not at all, so damage is a disk's, an editor's or a stranger's work. A damaged one tells nothing:
+    the state is empty then, and what runs is found by its marks.
+    """
+    try:
+        text = read_text(path)
+    except OSError as error:
+        return {}, f"{path} can't be read ({error.strerror}): give this user the right to read it"
+    if text is None:
+        return {}, None
     try:
         state = json.loads(text)
-    except ValueError:
-        return {}
-    return state if isinstance(state, dict) else {}
+        problem = _misshapen(state)
+    except ValueError as error:
+        problem = f"it is empty or cut short ({error})" if not text.strip() else f"it is no JSON ({error})"
+    if problem is None:
+        return state, None
+    return {}, (
+        f"{path} is damaged, {problem}: it is taken as absent; if its server runs, stop.yml finds and stops it by its marks,"
+        " and deploy.yml starts it anew and writes the file anew"
+    )
+
+
+def read_state(path):
+    """The state file as a mapping; empty when there is none or it is damaged (``load_state`` says how)."""
+    return load_state(path)[0]
+
+
+def read_secrets(paths):
+    """The keys that a server was started with, by name, from the file that only its user may read; empty without one."""
+    keys = {}
+    try:
+        for line in (read_text(paths.secrets) or "").splitlines():
+            name, colon, value = line.partition(": ")
+            if colon:
+                keys[name] = json.loads(value)
+    except (OSError, ValueError):
+        pass  # damaged or another user's: asked without a key, the server says so itself
+    return {name: value for name, value in keys.items() if isinstance(value, str)}
 
 
 def write_state(path, state):

@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import signal
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -80,3 +84,27 @@ def run_playbook(root, playbook, inventory, extravars=None, cmdline="", envvars=
                 result.tasks.setdefault(data["task"], {})[data["host"]] = data.get("res", {})
                 result.outcomes.setdefault(data["task"], {})[data["host"]] = outcome
     return result
+
+
+def start_playbook(root, playbook, inventory, extravars, home, *arguments):
+    """Run a playbook as a person does, in the background and with no word of it: what kill_controller ends."""
+    argv = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(inventory), playbook, "-e", json.dumps(extravars)]
+    environ = {**os.environ, "ANSIBLE_CONFIG": str(Path(root) / "ansible.cfg"), "ANSIBLE_HOME": str(home)}
+    quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    return subprocess.Popen([*argv, *arguments], cwd=root, env=environ, start_new_session=True, **quiet)
+
+
+def kill_controller(process):
+    """SIGKILL to ansible-playbook and its workers. They lead sessions of their own, so its process group is not all of them."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    doomed, size = {process.pid}, 0
+    while size != len(doomed):
+        size = len(doomed)
+        doomed |= {pid for pid, parent in parents.items() if parent in doomed}
+    for pid in doomed:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait(10)

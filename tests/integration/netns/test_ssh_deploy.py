@@ -13,6 +13,7 @@ import time
 import pytest
 import yaml
 from helpers.netns import netns_nodes
+from helpers.runner import kill_controller, start_playbook
 
 from ..conftest import ROOT, Fleet
 
@@ -234,6 +235,55 @@ def test_a_wait_goes_on_after_the_connection_was_cut(nodes, replay_venv, tmp_pat
     assert results and results[0].rc == 0, results and results[0].stdout
     assert results[0].tasks["Wait until the server serves"]["node1-gpu0"]["state"] == "ready"
     assert fleet.run("stop").rc == 0
+
+
+def test_a_disk_that_fills_up_is_the_cause_and_a_stop_still_works(nodes, replay_venv, tmp_path):
+    node = nodes[1]
+    node.run(f"mkdir -p {node.root} && mount -t tmpfs -o size=96m tmpfs {node.root}")
+    try:
+        fleet = gpu_fleet(node, replay_venv, tmp_path, sglang_server_env={"SGLANG_REPLAY_SPEED": "2"})
+        name = f"{node.name}-gpu0"
+        results = []
+        deploying = threading.Thread(target=lambda: results.append(fleet.run("deploy", f"--limit {name}", profile="nomtp")))
+        deploying.start()
+        running = f"grep -q '\"launching\": false' {node.root}/run/sglang_gpu0.json && pgrep -f '[r]eplay::scheduler'"
+        assert _until(lambda: node.run(running, check=False).returncode == 0, 60)
+        node.run(f"dd if=/dev/zero of={node.root}/ballast bs=64k 2>/dev/null; true", timeout=30)
+        deploying.join(120)
+        answer = results[0].tasks["Wait until the server serves"][name]
+        assert answer["cause_id"] == "disk_full", results[0].stdout
+        assert "sglang.launch_server" not in node.run("ps -eo args").stdout, "a stop works all the same"
+        told = fleet.run("status", f"--limit {name}", status_json=str(tmp_path / "status.json"))
+        assert told.rc == 0, told.stdout
+        (server,) = json.loads((tmp_path / "status.json").read_text())["servers"]
+        assert (server["state"], "may not have been written down" in server["detail"]) == ("dead", True)
+        node.run(f"rm {node.root}/ballast && mount -o remount,ro {node.root}")
+        refused = fleet.run("deploy", f"--limit {name}", profile="nomtp")
+        said = refused.tasks["Look on the node whether the server can be started"][name]["msg"]
+        assert "can't be written" in said and "choose another sglang_root" in said
+    finally:
+        node.run(f"umount -l {node.root}")
+
+
+@pytest.mark.parametrize("seconds", [0.3, 2.5])
+def test_a_deploy_after_its_controller_was_killed_converges(nodes, replay_venv, tmp_path, seconds):
+    """Killed with all its processes, before the launch is written down and while it waits."""
+    node = nodes[0]
+    fleet = gpu_fleet(node, replay_venv, tmp_path)
+    options = {"sglang_artifacts": str(fleet.artifacts), **fleet.options}
+    controller = start_playbook(ROOT, "deploy.yml", fleet.inventory, options, tmp_path / "home")
+    assert _until(lambda: node.run(f"ls {node.root}/run/*.lock", check=False).returncode == 0, 90)
+    time.sleep(seconds)
+    kill_controller(controller)
+    deployed = fleet.run("deploy")
+    assert deployed.rc == 0, deployed.stdout
+    for gpu in range(4):
+        logs = node.run(f"ls {node.root}/logs/sglang_gpu{gpu}").stdout.split()
+        mains = node.run(f"pgrep -fc '^{replay_venv}.*--port {30000 + gpu}( |$)'", check=False).stdout.strip()
+        assert (len(logs), mains) == (1, "1"), "nothing is started twice"
+    assert fleet.run("stop").rc == 0
+    assert "sglang.launch_server" not in node.run("ps -eo args").stdout
+    node.run(f"rm -rf {node.root}")
 
 
 def test_an_unreachable_node_is_a_state_and_not_an_end(nodes, replay_venv, tmp_path):

@@ -559,3 +559,35 @@ def test_the_filters_are_registered_under_their_documented_names():
     assert registered["sglang_resolve_profile"] is resolve_profile
     with pytest.raises(AnsibleFilterError):
         registered["sglang_flags"]({"A": 1})
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "expected"),
+    [
+        ("max-total-tokens", -5, "expected 1 or more"),
+        ("max-running-requests", "0", "expected 1 or more"),
+        ("context-length", 0, "expected 1 or more"),
+        ("chunked-prefill-size", 0, "expected 1 or more, or -1 for none"),
+        ("hicache-size", -1, "expected 0 or more"),
+        ("mem-fraction-static", 0, "expected a share of the GPU's memory, above 0 and below 1"),
+        ("mem-fraction-static", 92, "expected a share of the GPU's memory, above 0 and below 1"),
+        ("speculative-num-steps", "nan", "expected 1 or more"),
+    ],
+)
+def test_a_number_that_cannot_be_is_refused(request_for, flag, value, expected):
+    with pytest.raises(AnsibleFilterError, match=f"^node1-gpu0: {flag} is {value}: {expected}$"):
+        launch_spec(request_for(args={flag: value}))
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("chunked-prefill-size", -1),
+        ("hicache-size", 0),
+        ("max-total-tokens", "8192"),
+        ("hicache-ratio", 0.5),
+        ("page-size", None),
+    ],
+)
+def test_a_number_that_can_be_is_taken(request_for, flag, value):
+    assert flag in launch_spec(request_for(args={flag: value}))["args"]

@@ -65,6 +65,73 @@ def test_a_server_that_failed_and_one_that_was_not_reached():
     assert "Seconds to ready" not in text and "What each can hold" not in text
 
 
+TOLD = {
+    "state": "failed",
+    "outcome": "failed",
+    "stage": "state pool",
+    "elapsed": 57.2,
+    "cause_id": "no_state_memory",
+    "cause": "the weights leave no memory",
+    "advice": "raise it to 0.38",
+    "lines": [f"line {number}" for number in range(9)],
+    "log": "/r/logs/s/1.log",
+    "bundle": "/r/bundles/s/1.tar.gz",
+    "msg": "n-gpu0 did not become ready: all of it in a sentence",
+}
+
+
+def test_servers_that_failed_are_a_table_and_then_each_with_cause_advice_lines_and_places():
+    early = {
+        "state": "failed",
+        "cause": "died",
+        "cause_id": "unknown_flag",
+        "stage": "import",
+        "elapsed": 0.5,
+        "advice": "take it out",
+        "msg": "n-gpu1 ended at once with exit code 2: no such flag; whole log: /l",
+        "log": "/l",
+        "lines": [],
+    }
+    refused = {"state": "failed", "cause": "locked", "msg": "n-gpu2 is being worked on by bob"}
+    servers = [{"name": f"n-gpu{number}", "spec": SPEC, "outcome": told} for number, told in enumerate([TOLD, early, refused])]
+    text = deploy_report(servers)
+    table = text.partition("Failed, in which stage and how long after the launch\n")[2].splitlines()
+    assert [line.split() for line in table[2:5]] == [
+        ["n-gpu0", "state", "57s", "no_state_memory"],
+        ["n-gpu1", "import", "0s", "unknown_flag"],
+        ["n-gpu2", "-", "-", "locked"],
+    ]
+    assert max(map(len, table[:5])) <= 72
+    blocks = text.split("\n\n")[-3:]
+    assert blocks[0].splitlines() == [
+        "n-gpu0 FAILED: the weights leave no memory",
+        "  do:     raise it to 0.38",
+        *(f"  | line {number}" for number in range(3, 9)),
+        "  log:    /r/logs/s/1.log",
+        "  bundle: /r/bundles/s/1.tar.gz",
+    ]
+    assert blocks[1].splitlines()[:2] == [
+        "n-gpu1 FAILED: n-gpu1 ended at once with exit code 2: no such flag; whole log: /l", "  do:     take it out",
+    ]  # fmt: skip
+    assert blocks[2] == "n-gpu2 FAILED: n-gpu2 is being worked on by bob"
+
+
+def test_what_could_not_be_cleaned_up_is_said():
+    text = deploy_report([{"name": "n-gpu0", "spec": SPEC, "outcome": {**TOLD, "left": "pid 7 outlives SIGKILL"}}])
+    assert text.splitlines()[-1] == "  left:   pid 7 outlives SIGKILL"
+
+
+def test_what_a_server_got_less_of_stands_under_one_heading():
+    figures = {"state_slots": 24, "slots_per_request": 5, "context_len": 262144, "kv_tokens": 1741}
+    outcome = {**ready(), "cap": 4, "figures": figures, "reductions": ["asked for 9 KV tokens, got 5: GPU memory"]}  # fmt: skip
+    text = deploy_report([{"name": "n-gpu0", "spec": {**SPEC, "asked_running": 48}, "outcome": outcome}])
+    assert text.partition("Less than was asked for\n")[2].splitlines() == [
+        "n-gpu0: asked for 48 running, got 4: state cache (24 slots, 5 a request)",
+        "n-gpu0: a request may have 262144 tokens, but 1741 fit: KV cache",
+        "n-gpu0: asked for 9 KV tokens, got 5: GPU memory",
+    ]
+
+
 def test_a_benchmark_has_its_figures():
     benchmark = {"measured_at": "2026-01-01T00:00:00Z", "runs": [RUN, {**RUN, "concurrency": 16, "accept_length": 2.5}]}
     text = deploy_report([{"name": "n-gpu0", "spec": SPEC, "outcome": ready(), "benchmark": benchmark}])

@@ -11,12 +11,15 @@ import shlex
 import signal
 import socket
 import stat
+import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from ansible.module_utils import sglang_process
+from ansible.module_utils import sglang_managed, sglang_process
 from ansible.module_utils.sglang_process import identity, members, read_stat
 from ansible.module_utils.sglang_state import Paths, lock, read_state, write_state
 
@@ -377,6 +380,7 @@ def test_each_boot_has_a_log_of_its_own_and_the_newest_a_link(module, fleet, cal
     logs = []
     for _ in range(3):
         logs.append(call(module, fleet.args())["log"])
+        helpers.until(lambda: "REPLAY of" in Path(logs[-1]).read_text())
         assert os.path.realpath(fleet.paths.newest_log) == logs[-1]
         # It is stopped once it has written: on a busy machine its Python takes seconds to get there.
         helpers.until(lambda: "REPLAY of" in Path(logs[-1]).read_text(), seconds=60)
@@ -492,7 +496,8 @@ def test_files_of_a_crashed_server_in_shared_memory_are_removed(module, fleet, c
     path.write_text("x")
     fleet.paths.make()
     gone = {"pid": 2**22 + 1, "start_ticks": 1, "boot_id": sglang_process.boot_id(), "sid": 2**22 + 1}
-    write_state(fleet.paths.state, {"identity": gone, "shared_memory": [str(path)], "argv": ["/venv/python"]})
+    launched = {"port": fleet.port, "log": "/no/log", "launched_epoch": 1.0, "launched_boot_seconds": 1.0}
+    write_state(fleet.paths.state, {"identity": gone, "shared_memory": [str(path)], "argv": ["/venv/python"], **launched})
     assert call(module, fleet.stop_args(), check=True)["changed"] is True
     assert path.exists()
     assert call(module, fleet.stop_args())["changed"] is True
@@ -504,9 +509,10 @@ def test_a_stop_of_a_server_that_died_writes_down_that_it_was_wanted(module, fle
     started = call(module, fleet.args(body=body("import time; time.sleep(60)")))
     os.kill(started["pid"], signal.SIGKILL)
     helpers.until(lambda: sglang_process.alive(started["identity"]) is None)
-    assert call(module, fleet.stop_args(because="a test"), check=True)["changed"] is False
+    assert call(module, fleet.stop_args(because="a test"), check=True)["changed"] is True, "its temporary files are left"
     assert fleet.state["stopped_at"] is None
-    assert call(module, fleet.stop_args(because="a test"))["changed"] is False
+    assert call(module, fleet.stop_args(because="a test"))["changed"] is True
+    assert call(module, fleet.stop_args(because="another"))["changed"] is False
     assert (fleet.state["stopped_by"], fleet.state["stopped_because"]) == ("bob@desk", "a test")
     assert fleet.state["stopped_at"] is not None
 
@@ -534,6 +540,191 @@ def test_a_card_that_does_not_give_its_memory_back_is_named(module, fleet, call,
     assert (answer["failed"], answer["cause"]) == (True, "gpu_memory")
     assert answer["msg"].startswith("n-gpu0: its processes are gone, but its GPU still counts memory for them")
     assert fleet.pids() == set()
+
+
+# -- nothing is left ---------------------------------------------------------------------------------------------------
+QUICK_FILE = """
+import sys, tempfile, time
+open(sys.argv[1] + "/sglang_loads_quick.shm", "x").close()
+tempfile.NamedTemporaryFile(delete=False)
+print(tempfile.gettempdir(), flush=True)
+time.sleep(1)
+"""
+HOLDS = "import sys; f = open(sys.argv[1], 'x'); print('up', flush=True); input()"
+
+
+def test_files_that_nobody_saw_in_use_are_removed_and_others_are_not(
+    module, fleet, call, python, helpers, monkeypatch, tmp_path
+):
+    """A failed start makes its file in /dev/shm and dies within the moment: no look finds it mapped."""
+    memory = tmp_path / "shm"
+    memory.mkdir()
+    monkeypatch.setattr(sglang_process, "SHARED_MEMORY", str(memory))
+    (memory / "sglang_loads_of_before.shm").write_text("somebody's")
+    args = fleet.args(body="exec " + shlex.join([sys.executable, "-c", QUICK_FILE, str(memory)]))
+    started = call(module, args)
+    temporary = helpers.until(lambda: Path(started["log"]).read_text().strip())
+    python(HOLDS, str(memory / "sglang_loads_of_one_that_lives.shm"), stdin=subprocess.PIPE)
+    (memory / "sglang_download_lock_0").write_text("of all boots")
+    helpers.until(lambda: sglang_process.alive(started["identity"]) is None)
+    assert (memory / "sglang_loads_quick.shm").exists() and len(os.listdir(temporary)) == 1
+    assert call(module, fleet.stop_args())["changed"] is True
+    assert sorted(os.listdir(memory)) == [
+        "sglang_download_lock_0", "sglang_loads_of_before.shm", "sglang_loads_of_one_that_lives.shm",
+    ]  # fmt: skip
+    assert not Path(temporary).exists()
+
+
+def test_no_time_to_stop_is_a_kill_at_once(module, fleet, call, helpers):
+    started = call(module, fleet.args(body=body(IGNORES_SIGTERM)))
+    helpers.until(lambda: "deaf" in Path(started["log"]).read_text())
+    answer = call(module, fleet.stop_args(stop_timeout=0))
+    assert [killed["pid"] for killed in answer["killed"]] == [started["pid"]]
+    assert answer["elapsed"] < 2 and fleet.pids() == set()
+
+
+def test_a_halted_server_can_be_stopped(module, fleet, call, helpers):
+    started = call(module, fleet.args())
+    helpers.until(lambda: "ready to roll" in Path(started["log"]).read_text())
+    os.kill(started["pid"], signal.SIGSTOP)
+    answer = call(module, fleet.stop_args(stop_timeout=20))
+    assert (answer["rc"], answer["killed"]) == (0, []), "it went on, drained and ended by itself"
+    assert fleet.pids() == set()
+
+
+def test_a_bundle_has_all_and_no_secret(module, fleet, call, helpers):
+    script = f"echo \"server_args=ServerArgs(api_key='{KEY}')\"; exec sleep 60"
+    env = {"HF_TOKEN": "hf-of-the-test", "PLAIN": f"x{KEY}x"}
+    started = call(module, fleet.args(body=script, env=env, secrets={"api-key": KEY}))
+    helpers.until(lambda: KEY in Path(started["log"]).read_text())
+    answer = call(module, fleet.stop_args(stop_timeout=0, keep_bundle=True, because="it did not start"))
+    path = Path(answer["bundle"])
+    assert path.parent == fleet.root / "bundles/sglang_gpu0" and mode(path) == 0o600 and mode(path.parent) == 0o700
+    with tarfile.open(path) as bundle:
+        held = {name.partition("/")[2]: bundle.extractfile(name).read().decode() for name in bundle.getnames()}
+    assert set(held) == {"server.log", "start.sh", "launch.json", "node.json", "kernel.txt", "verdict.txt"}
+    assert held["verdict.txt"] == "it did not start\n"
+    assert "server_args=ServerArgs(api_key='********')" in held["server.log"]
+    launch, node = json.loads(held["launch.json"]), json.loads(held["node.json"])
+    assert (launch["name"], launch["env"]["HF_TOKEN"], launch["argv"]) == ("n-gpu0", "********", fleet.args()["argv"])
+    assert started["pid"] in [process["pid"] for process in node["processes"]]
+    assert node["boot_id"] == sglang_process.boot_id() and node["host_memory"]["total_gb"] > 0
+    assert not any(secret in text for text in held.values() for secret in (KEY,))
+    assert KEY not in Path(started["log"]).read_text(), "a stop takes keys out of the log too"
+
+
+def test_only_the_newest_bundles_are_kept_and_none_is_no_harm(module, fleet, call, monkeypatch):
+    assert call(module, fleet.stop_args(keep_bundle=True))["bundle"] is None
+    folder = fleet.root / "bundles/sglang_gpu0"
+    folder.mkdir(parents=True)
+    for number in range(12):
+        (folder / f"20200101T0000{number:02}Z.tar.gz").write_text("old")
+    call(module, fleet.args())
+    kept = call(module, fleet.stop_args(keep_bundle=True, stop_timeout=0))["bundle"]
+    assert len(os.listdir(folder)) == 10 and os.path.basename(kept) in os.listdir(folder)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sglang_managed, "write_bundle", full)
+    call(module, fleet.args())
+    answer = call(module, fleet.stop_args(keep_bundle=True, stop_timeout=0))
+    assert (answer["rc"], answer["bundle"]) == (0, None)
+    assert fleet.pids() == set()
+
+
+# -- disks, state files, identities ------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("disk", "room"),
+    [({"f_bavail": 5 << 8, "f_favail": 9}, "room for 5 MiB"), ({"f_bavail": 1 << 20, "f_favail": 0}, "no file")],
+)
+def test_a_full_disk_is_refused_before_anything_is_touched(module, fleet, call, monkeypatch, disk, room):
+    found = SimpleNamespace(f_frsize=4096, f_files=10, f_flag=0, **disk)
+    monkeypatch.setattr(module.os, "statvfs", lambda path: found)
+    answer = call(module, fleet.args(state="checked"))
+    assert (answer["failed"], answer["cause"]) == (True, "disk_full")
+    assert room in answer["msg"] and "free space there, or choose another sglang_root" in answer["msg"]
+    assert fleet.state == {}
+
+
+@pytest.mark.parametrize("place", ["logs/sglang_gpu0", "run", "scripts"])
+def test_a_place_that_takes_no_file_is_named(module, fleet, call, place):
+    path = fleet.root / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("a file, where a folder is wanted")
+    answer = call(module, fleet.args())
+    assert answer["failed"] is True
+    assert answer["msg"].startswith(f"n-gpu0: {path}") and "give this user the right to write" in answer["msg"]
+    assert fleet.pids() == set()
+
+
+DAMAGE = '{"identity": {"pid": 47'
+
+
+def warnings_of(module, monkeypatch):
+    said = []
+    monkeypatch.setattr(module.AnsibleModule, "warn", lambda self, text: said.append(text))
+    return said
+
+
+def test_a_damaged_state_file_is_told_and_a_deploy_goes_on(module, fleet, call, monkeypatch):
+    said = warnings_of(module, monkeypatch)
+    fleet.paths.make()
+    Path(fleet.paths.state).write_text(DAMAGE)
+    assert call(module, fleet.args())["changed"] is True
+    assert len(said) == 1 and said[0].startswith(f"n-gpu0: {fleet.paths.state} is damaged, it is no JSON")
+    assert fleet.state["identity"]["pid"] in fleet.pids()
+
+
+def test_a_server_whose_state_file_was_damaged_is_not_started_twice_and_can_be_stopped(
+    module, fleet, call, helpers, monkeypatch
+):
+    said = warnings_of(module, monkeypatch)
+    started = call(module, fleet.args())
+    helpers.until(lambda: "ready to roll" in Path(started["log"]).read_text())
+    Path(fleet.paths.state).write_text(DAMAGE)
+    refused = call(module, fleet.args())
+    assert refused["cause"] == "running" and f"runs as pid {started['pid']}, " in refused["msg"]
+    stopped = call(module, fleet.stop_args(stop_timeout=20))
+    assert (stopped["rc"], stopped["changed"], stopped["killed"]) == (0, True, [])
+    assert fleet.pids() == set() and fleet.state["stopped_by"] == "bob@desk"
+    assert len(said) == 2
+    assert call(module, fleet.stop_args())["changed"] is False and len(said) == 2
+
+
+@pytest.mark.parametrize("other", [{"boot_id": "of before the restart"}, {"start_ticks": 1}])
+def test_a_pid_of_another_boot_or_of_another_process_is_never_touched(module, fleet, call, spawn, other):
+    """After a restart of the node, and after a pid was given anew: the process there now is a stranger's."""
+    stranger = spawn([sys.executable, "-c", "import time; time.sleep(60)"])
+    args = fleet.args()
+    fleet.paths.make()
+    written = {"name": "n-gpu0", "port": fleet.port, "log": "/no/log", "launched_epoch": 1.0, "launched_boot_seconds": 1.0}
+    identity_then = {**identity(stranger.pid), **other}
+    launched = {"argv": [sys.executable], "launch_sha256": "0" * 64, "identity": identity_then}
+    write_state(fleet.paths.state, {**written, **launched})
+    assert call(module, fleet.stop_args())["changed"] is False
+    write_state(fleet.paths.state, {**written, **launched})
+    assert call(module, args)["changed"] is True
+    assert stranger.poll() is None
+    assert fleet.state["identity"]["pid"] != stranger.pid
+
+
+def test_a_zombie_of_ours_is_dead_and_a_start_goes_on(module, fleet, call):
+    zombie = subprocess.Popen([sys.executable, "-c", "pass"], start_new_session=True)
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+    fleet.paths.make()
+    written = {"name": "n-gpu0", "port": fleet.port, "log": "/no/log", "launched_epoch": 1.0, "launched_boot_seconds": 1.0}
+    write_state(fleet.paths.state, {**written, "identity": identity(zombie.pid), "argv": [sys.executable]})
+    try:
+        assert call(module, fleet.args())["changed"] is True
+    finally:
+        zombie.wait()
+
+
+def test_a_start_is_marked_before_its_script_runs_a_line(module, fleet, call):
+    """The marks find a start that was cut before it was written down, however early."""
+    pid = call(module, {**fleet.args(), "script": "#!/bin/sh\nsleep 60\n"})["pid"]
+    assert pid in [found.pid for found in sglang_process.marked(str(fleet.root), "n-gpu0")]
 
 
 # -- by hand, cut, locked ---------------------------------------------------------------------------------------------

@@ -9,8 +9,10 @@ import json
 import os
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
+from ansible.module_utils.sglang_process import boot_seconds, command, of_session
 from ansible.module_utils.sglang_state import write_state
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -85,14 +87,27 @@ def test_a_start_under_way(boot, look, helpers):
     assert (entry["state"], entry["stage"], entry["detail"], entry["running"]) == ("starting", "weights", None, None)
 
 
+def launched(seconds):
+    """What a state file says of a launch so many seconds ago."""
+    return {"launched_epoch": time.time() - seconds, "launched_boot_seconds": boot_seconds() - seconds}
+
+
 @pytest.mark.parametrize("limit", [1, "1"])
 def test_a_start_that_hangs(boot, look, limit):
     stamp = time.strftime("[%Y-%m-%d %H:%M:%S]", time.localtime(time.time() - 60))
-    started = boot(command=SLEEP, log=WEIGHTS.replace("[2026-01-01 00:00:00]", stamp))
+    started = boot(command=SLEEP, log=WEIGHTS.replace("[2026-01-01 00:00:00]", stamp), **launched(90))
     assert look(started)["state"] == "starting"
     entry = look(started, stage_limits={"weights": limit})
     assert (entry["state"], entry["stage"]) == ("stuck", "weights")
     assert entry["detail"].startswith("no new stage for 6") and entry["detail"].endswith(" s")
+
+
+@pytest.mark.parametrize("jump", [-86400, 86400])
+def test_a_clock_that_jumped_makes_no_start_stuck(boot, look, jump):
+    """The stage began a second ago, by a clock that someone has set by a day since the launch."""
+    stamp = time.strftime("[%Y-%m-%d %H:%M:%S]", time.localtime(time.time() + jump))
+    started = boot(command=SLEEP, log=WEIGHTS.replace("[2026-01-01 00:00:00]", stamp), **launched(30))
+    assert look(started, stage_limits={"weights": 60})["state"] == "starting"
 
 
 def test_a_start_that_failed_and_lives_on(boot, look, helpers):
@@ -119,11 +134,11 @@ def test_a_server_that_says_ready_and_has_no_port(ready, look):
     [
         (
             WEIGHTS + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 340.00 MiB. GPU",
-            "the GPU had no 340.00 MiB left",
+            "the weights do not fit on the GPU: 340.00 MiB more were wanted (stage weights)",
         ),
         (
             WEIGHTS + "Subprocess detokenizer (pid=5) crashed with exit code -9. Trig",
-            "detokenizer (pid 5) died with exit code -9",
+            "detokenizer (pid 5) died with exit code -9 (stage weights)",
         ),
         (WEIGHTS, "its process is gone without a word in its log: kill -9, or the kernel out of memory"),
         ("", "its process is gone without a word in its log: kill -9, or the kernel out of memory"),
@@ -214,3 +229,66 @@ def test_without_requests_process_and_log_still_tell(ready, look, module, monkey
     entry = look(ready("e96_nomtp"))
     assert (entry["state"], entry["stage"], entry["running"]) == ("ready", "ready", None)
     assert entry["detail"] == "not asked over HTTP: this Python has no module requests"
+
+
+def test_a_server_whose_child_was_killed_is_told_by_its_log_and_not_asked(ready, look, helpers):
+    started = ready("e96_nomtp")
+    lost = next(stat for stat in of_session(started.process.pid) if command(stat.pid).startswith("replay::detokenizer"))
+    os.kill(lost.pid, 9)
+    helpers.until(lambda: started.logged("crashed with exit code"))
+    before = time.monotonic()
+    entry = look(started)
+    assert time.monotonic() - before < 2
+    assert entry["state"] in ("stuck", "dead")
+    assert entry["detail"] == f"detokenizer (pid {lost.pid}) died with exit code -9"
+
+
+def test_a_dead_server_is_told_by_the_catalogue_and_not_by_its_start(boot, look):
+    log = WEIGHTS + "Exception: an old one\nThe server is fired up and ready to roll!\n" + "served\n" * 50
+    started = boot(command=SLEEP, log=log + "Scheduler watchdog timeout (watchdog_timeout=300, soft=False)\nSIGQUIT received")
+    started.kill()
+    entry = look(started)
+    assert (entry["state"], entry["detail"]) == ("dead", "the scheduler did nothing for 300 s")
+
+
+@pytest.mark.parametrize(
+    ("disk", "clause"),
+    [
+        ({"f_flag": os.ST_RDONLY, "f_bavail": 9}, "; its folder is read-only now, so a stop could not be written down"),
+        ({"f_flag": 0, "f_bavail": 0}, "; its disk is full, so a stop may not have been written down"),
+        ({"f_flag": 0, "f_bavail": 9}, ""),
+    ],
+)
+def test_a_stop_that_could_not_be_written_down_is_thought_of(boot, look, module, monkeypatch, disk, clause):
+    started = boot(command=SLEEP, log=WEIGHTS + "The server is fired up and ready to roll!\nSIGTERM received. signum=None"
+                   " frame=None. Draining requests and shutting down...\n")  # fmt: skip
+    started.kill()
+    monkeypatch.setattr(module.os, "statvfs", lambda path: SimpleNamespace(**disk))
+    entry = look(started)
+    assert (entry["state"], entry["detail"]) == ("dead", "it was sent SIGTERM, drained and ended" + clause)
+
+
+@pytest.mark.parametrize("text", ["", "{", "\x00garbage", '{"identity": {"pid": "4"}}', '{"name": 5}', "7"])
+def test_a_damaged_state_file_is_told_with_a_way_on(look, tmp_path, helpers, text):
+    path = tmp_path / "run" / "sglang_gpu0.json"
+    path.parent.mkdir()
+    path.write_text(text)
+    entry = look(root=tmp_path, port=helpers.free_port())
+    assert entry["state"] == "dead"
+    assert entry["detail"].startswith(f"{path} is damaged, ") and "deploy.yml starts it anew" in entry["detail"]
+
+
+def test_a_running_server_with_a_damaged_state_file_is_found_by_its_marks(ready, look):
+    started = ready("e96_nomtp")
+    with open(started.paths.state, "w", encoding="utf-8") as stream:
+        stream.write('{"identity": {"pid"')
+    entry = look(started)
+    assert (entry["state"], f"runs as pid {started.process.pid}, " in entry["detail"]) == ("stranger", True)
+    assert "is damaged, it is no JSON" in entry["detail"] and "stop.yml" in entry["detail"]
+
+
+def test_a_damaged_file_of_keys_is_no_traceback(ready, look):
+    started = ready("e96_nomtp", argv=["--api-key", "k"])
+    with open(started.paths.secrets, "wb") as stream:
+        stream.write(b'api-key: "k\xff\n: :\n')
+    assert look(started)["state"] == "ready"

@@ -5,15 +5,27 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import sys
+import threading
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from ansible.module_utils import sglang_process
 from ansible.module_utils.sglang_process import boot_seconds
 from ansible.module_utils.sglang_state import write_state
 from helpers.replay import recorded_log
 
+LISTEN = """
+import socket, sys, time
+server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print("up", flush=True)
+time.sleep(60)
+"""
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
 
@@ -153,13 +165,29 @@ def test_a_log_that_says_ready_is_not_believed_without_a_port(boot, wait):
     assert answer["cause"].endswith(f"but nothing listens on port {started.port}")
 
 
-def test_a_port_of_someone_else_is_not_believed(boot, wait, python, helpers):
-    port = helpers.free_port()
-    script = f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); print('up', flush=True); time.sleep(60)"
-    stranger, _up = python(script)
-    answer = wait(boot("e96_nomtp", fault="no_http", port=port), stage_limits={"ready": 0.6})
-    assert answer["outcome"] == "stuck"
-    assert f"but port {port} belongs to pid {stranger.pid} (" in answer["cause"]
+def test_a_port_that_someone_takes_during_the_start_is_told_before_the_engine_finds_out(boot, wait, python, helpers):
+    started = boot("e96_nomtp", fault="hang:Load weight begin")
+    helpers.until(lambda: started.logged("Load weight begin"))
+    assert wait(started, slice=0.3)["state"] == "starting"
+    stranger, _up = python(LISTEN, str(started.port))
+    before = time.monotonic()
+    answer = wait(started)
+    assert time.monotonic() - before < 3
+    assert (answer["outcome"], answer["cause_id"], answer["stage"]) == ("failed", "port_taken", "weights")
+    assert answer["cause"].startswith(f"port {started.port} was taken during the start by pid {stranger.pid} (")
+    assert stranger.poll() is None and started.process.poll() is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_port_of_another_user_is_told_by_the_user(boot, wait, python, helpers, monkeypatch):
+    """What a fleet that is not root sees: the kernel shows the listener's user and not its process."""
+    started = boot("e96_nomtp", fault="hang:Load weight begin")
+    helpers.until(lambda: started.logged("Load weight begin"))
+    python("import os, socket, sys, time; os.setuid(65534)\n" + LISTEN, str(started.port))
+    monkeypatch.setattr(sglang_process, "_owner_of_inode", lambda inode: None)
+    answer = wait(started)
+    assert (answer["cause_id"], answer["outcome"]) == ("port_taken", "failed")
+    assert "by a process of another user (uid 65534) on 127.0.0.1" in answer["cause"]
 
 
 def test_a_server_that_generates_nothing_is_not_ready(boot, wait):
@@ -195,7 +223,7 @@ def test_a_line_of_aftermath_waits_a_moment_for_its_reason(boot, wait, module, m
     assert time.monotonic() - before >= 0.5
     with open(started.log, "a", encoding="utf-8") as stream:
         stream.write("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 340.00 MiB. GPU 0\n")
-    assert wait(started)["cause_id"] == "gpu_memory"
+    assert wait(started)["cause_id"] == "weights_memory"
 
 
 def test_an_older_boots_log_does_not_answer(boot, wait, tmp_path):
@@ -270,3 +298,216 @@ def test_a_wait_without_the_log_goes_on_by_the_process(boot, wait):
     assert wait(started, slice=0.2)["stage"] == "import"
     started.kill()
     assert wait(started)["outcome"] == "died"
+
+
+# -- a server that says ready and is not -------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("fault", "cause_id", "cause"),
+    [("no_http", "no_http", "nothing listens on port "), ("bad_generate", "generation_broken", "/generate answered 500: ")],
+)
+def test_a_wrong_answer_that_stays_is_told_within_seconds(boot, wait, helpers, fault, cause_id, cause):
+    started = boot("e96_nomtp", fault=fault)
+    helpers.until(lambda: started.logged("ready to roll"))
+    before = time.monotonic()
+    answer = wait(started)
+    assert time.monotonic() - before < 3.5
+    assert (answer["outcome"], answer["cause_id"], answer["stage"]) == ("failed", cause_id, "ready")
+    assert answer["cause"].startswith(f"its log says ready, but {cause}")
+
+
+def test_another_server_that_answers_on_our_port_is_not_ours(boot, wait, helpers):
+    """An older server, say, of another fleet: it answers rightly, and is not the one that was started."""
+    older = boot("e96_nomtp", name="n-gpu1")
+    helpers.until(lambda: older.logged("ready to roll"))
+    started = boot("e96_nomtp", fault="no_http", port=older.port)
+    answer = wait(started)
+    assert (answer["outcome"], answer["cause_id"]) == ("failed", "port_taken")
+    assert f"pid {older.process.pid} (" in answer["cause"]
+
+
+def test_one_that_was_ready_before_has_all_the_time_of_its_limit(boot, wait, module, monkeypatch):
+    monkeypatch.setattr(module, "WRONG_SECONDS", 0.1)
+    started = boot("e96_nomtp", fault="bad_generate", ready_at="2026-01-01T00:00:00Z")
+    answer = wait(started, stage_limits={"ready": 1})
+    assert (answer["outcome"], answer["was_ready"]) == ("stuck", True)
+
+
+# -- processes that die ------------------------------------------------------------------------------------------------
+def child(started, title, helpers):
+    def find():
+        return next((stat for stat in sglang_process.of_session(started.process.pid)
+                     if sglang_process.command(stat.pid).startswith(title)), None)  # fmt: skip
+
+    return helpers.until(find)
+
+
+MUTE = """
+import os, signal, sys, time
+sys.path.insert(0, sys.argv[1])
+from sglang_replay import process
+child = process.spawn("sglang::scheduler_TP1")
+print("Load weight begin. avail mem=1.0 GB", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_child_that_is_gone_without_a_word_is_noticed_though_the_launcher_waits_for_ever(boot, wait, helpers, root):
+    started = boot(command=[sys.executable, "-c", MUTE, str(root / "tests/replay/site")])
+    lost = child(started, "sglang::scheduler_TP1", helpers)
+    before = []
+
+    def kill():
+        time.sleep(1)
+        os.kill(lost.pid, 9)
+        before.append(time.monotonic())
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    answer = wait(started)
+    killer.join()
+    assert time.monotonic() - before[0] < 3
+    assert (answer["outcome"], answer["cause_id"], answer["stage"]) == ("failed", "child_gone", "weights")
+    assert answer["cause"] == f"its process sglang::scheduler_TP1 (pid {lost.pid}) is gone without a word"
+    assert "dmesg" in answer["advice"]
+    assert started.process.poll() is None, "it would wait on"
+
+
+def test_the_kernels_word_on_a_child_is_the_cause(boot, wait, helpers, root, tmp_path, monkeypatch):
+    started = boot(command=[sys.executable, "-c", MUTE, str(root / "tests/replay/site")])
+    lost = child(started, "sglang::scheduler_TP1", helpers)
+    dmesg = tmp_path / "dmesg"
+    dmesg.write_text(f"#!/bin/sh\necho 'Out of memory: Killed process {lost.pid} (sglang::schedul) total-vm:1kB'\n")
+    dmesg.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    killer = threading.Timer(1, lambda: os.kill(lost.pid, 9))
+    killer.start()
+    answer = wait(started)
+    assert (answer["outcome"], answer["cause_id"]) == ("failed", "host_out_of_memory")
+    assert answer["kernel"].startswith("Out of memory: Killed process ")
+
+
+@pytest.mark.parametrize("title", ["replay::scheduler", "replay::detokenizer"])
+def test_a_child_killed_while_loading(boot, wait, helpers, title):
+    started = boot("e96_nomtp", speed=10, fault="hang:Load weight begin")
+    helpers.until(lambda: started.logged("Load weight begin"), 20)
+    lost = child(started, title, helpers)
+    assert wait(started, slice=0.3)["state"] == "starting"
+    os.kill(lost.pid, 9)
+    before = time.monotonic()
+    answer = wait(started)
+    assert time.monotonic() - before < 3
+    assert (answer["cause_id"], answer["stage"]) == ("scheduler_died" if "scheduler" in title else "exception", "weights")
+
+
+def test_a_child_killed_while_serving_is_told_while_http_hangs(boot, wait, helpers):
+    started = boot("e96_nomtp")
+    assert wait(started)["outcome"] == "ready"
+    os.kill(child(started, "replay::detokenizer", helpers).pid, 9)
+    helpers.until(lambda: started.logged("crashed with exit code"))
+    before = time.monotonic()
+    answer = wait(started)
+    assert (answer["outcome"], answer["cause_id"], answer["was_ready"]) in (
+        ("failed", "child_died", True), ("died", "child_died", True),
+    )  # fmt: skip
+    assert time.monotonic() - before < 8
+    assert "died with exit code -9" in answer["cause"]
+
+
+def test_a_halted_process_is_named_when_a_start_is_stuck(boot, wait, helpers):
+    started = boot("e96_nomtp", fault="hang:Load weight begin")
+    helpers.until(lambda: started.logged("Load weight begin"))
+    halted = child(started, "replay::scheduler", helpers)
+    os.kill(halted.pid, signal.SIGSTOP)
+    answer = wait(started, stage_limits={"weights": 0.5})
+    assert answer["cause"].endswith(f"; halted by a signal (SIGSTOP): replay::scheduler (pid {halted.pid})")
+
+
+def test_a_hang_in_the_warm_up_is_stuck_there(boot, wait, helpers):
+    started = boot("e96_nomtp", fault="hang:Uvicorn running on")
+    answer = wait(started, stage_limits={"warm-up": 0.5})
+    assert (answer["outcome"], answer["stage"]) == ("stuck", "warm-up")
+
+
+# -- machine and files -------------------------------------------------------------------------------------------------
+def test_a_start_of_before_the_nodes_restart_is_told_as_that(boot, wait):
+    started = boot(command=SLEEP, log="[2026-01-01 00:00:00] Load weight begin. avail mem=1.0 GB\n")
+    write_state(started.paths.state, {**started.state, "identity": {**started.state["identity"], "boot_id": "before"}})
+    answer = wait(started)
+    assert (answer["outcome"], answer["cause_id"]) == ("died", "rebooted")
+    assert answer["cause"] == "the node was restarted since its launch"
+
+
+def test_a_pid_that_another_process_has_now_is_not_ours(boot, wait):
+    started = boot(command=SLEEP, log="")
+    known = started.state["identity"]
+    write_state(started.paths.state, {**started.state, "identity": {**known, "start_ticks": known["start_ticks"] - 100}})
+    assert wait(started)["outcome"] == "died"
+    assert started.process.poll() is None
+
+
+def test_a_zombie_is_dead(boot, wait):
+    started = boot(command=SLEEP, log="")
+    started.process.kill()
+    os.waitid(os.P_PID, started.process.pid, os.WEXITED | os.WNOWAIT)
+    assert sglang_process.read_stat(started.process.pid).state == "Z"
+    assert wait(started)["outcome"] == "died"
+
+
+@pytest.mark.parametrize("jump", [-7200, 7200])
+def test_a_clock_that_jumps_moves_no_limit(boot, wait, jump):
+    """The log is stamped by the wall's clock, which someone sets by hours during the start."""
+    stamp = time.strftime("[%Y-%m-%d %H:%M:%S]", time.localtime(time.time() + jump))
+    started = boot(command=SLEEP, log=f"{stamp} Load weight begin. avail mem=1.0 GB\n")
+    answer = wait(started, slice=0.5, stage_limits={"weights": 300})
+    assert (answer["state"], answer["stage"]) == ("starting", "weights")
+    assert 0 <= answer["elapsed"] < 30 and all(0 <= spent < 30 for spent in answer["stage_seconds"].values())
+
+
+def statvfs(**more):
+    fields = {"f_flag": 0, "f_bavail": 1 << 20, "f_frsize": 4096, "f_files": 100, "f_favail": 50, **more}
+    return lambda path: SimpleNamespace(**fields)
+
+
+@pytest.mark.parametrize(
+    ("disk", "cause_id", "cause"),
+    [
+        ({"f_bavail": 0}, "disk_full", "is full (0 KiB left), so its log can't be written"),
+        ({"f_favail": 0}, "disk_full", "is full ("),
+        ({"f_flag": os.ST_RDONLY}, "read_only", "has become read-only, so its log can't be written"),
+    ],
+)
+def test_a_disk_that_takes_no_more_is_the_cause(boot, wait, monkeypatch, disk, cause_id, cause):
+    started = boot(command=SLEEP, log="")
+    monkeypatch.setattr(os, "statvfs", statvfs(**disk))
+    answer = wait(started)
+    assert (answer["outcome"], answer["cause_id"]) == ("failed", cause_id)
+    assert cause in answer["cause"] and str(started.log.parent) in answer["cause"]
+
+
+@pytest.mark.parametrize("text", ["", '{"identity": {"pi', "\x00\x01", '{"identity": 5}', "[]", '{"identity": {"pid": 1}}'])
+def test_a_damaged_state_file_is_a_sentence_with_a_way_on(boot, wait, text):
+    started = boot(command=SLEEP)
+    Path(started.paths.state).write_text(text)
+    answer = wait(started)
+    assert answer["failed"] is True and answer["outcome"] == "absent"
+    assert answer["msg"].startswith(f"n-gpu0: {started.paths.state} is damaged, ")
+    assert "stop.yml" in answer["msg"] and "deploy.yml" in answer["msg"]
+
+
+def test_a_key_that_the_engine_logs_is_stars_before_anyone_reads_it(boot, wait):
+    key = "planted-key-of-the-test"
+    text = f"server_args=ServerArgs(api_key='{key}', x=1)\nLoad weight begin. avail mem=1.0 GB\nRuntimeError: {key}\n"
+    started = boot(command=SLEEP, log=text)
+    Path(started.paths.secrets).write_text(f'api-key: "{key}"\n')
+    answer = wait(started, slice=0.2)
+    assert key not in started.log.read_text() and "x=1" in started.log.read_text()
+    started.kill()
+    answer = wait(started)
+    assert answer["cause"].endswith("RuntimeError: " + "*" * len(key)) and key not in json.dumps(answer)
+
+
+def test_what_a_server_got_less_of_is_told(boot, wait):
+    answer = wait(boot("e96_mtp_hicache"))
+    assert answer["reductions"] == [
+        "the host cache holds 236666 tokens, less than the GPU's 365151: it adds little, raise hicache-size"
+    ]

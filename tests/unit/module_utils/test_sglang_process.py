@@ -28,6 +28,7 @@ from ansible.module_utils.sglang_process import (
     shared_bytes,
     shared_memory,
     started_unrecorded,
+    unused,
     wait_until,
 )
 
@@ -300,3 +301,41 @@ def test_a_process_that_is_gone_shares_nothing(python):
     process.kill()
     process.wait(5)
     assert shared_bytes(stat) == 0
+
+
+def test_the_owner_of_a_port_is_found_though_it_opens_and_closes_files_all_the_time(python):
+    """A handle that is gone when it is looked at is not its process's end."""
+    script = """
+import socket, threading
+server = socket.create_server(("127.0.0.1", 0))
+for number in range(40):
+    keep = [open("/dev/null") for _ in range(5)]
+def churn():
+    while True:
+        open("/dev/null").close()
+for _ in range(3):
+    threading.Thread(target=churn, daemon=True).start()
+print(server.getsockname()[1], flush=True)
+threading.Event().wait()
+"""
+    process, port = python(script)
+    assert [listeners(int(port))[0].pid for _ in range(50)] == [process.pid] * 50
+
+
+def test_a_file_that_a_living_process_has_open_or_mapped_is_in_use(python, tmp_path):
+    paths = [str(tmp_path / name) for name in ("open", "mapped", "free")]
+    script = """
+import mmap, sys
+for path in sys.argv[1:]:
+    open(path, "w").write("x" * 4096)
+handle = open(sys.argv[1])
+with open(sys.argv[2], "r+b") as file:
+    mapped = mmap.mmap(file.fileno(), 4096)
+print("up", flush=True)
+input()
+"""
+    process, _up = python(script, *paths, stdin=subprocess.PIPE)
+    assert unused(paths) == {paths[2]}
+    process.kill()
+    process.wait(10)
+    assert unused(paths) == set(paths)

@@ -19,8 +19,10 @@ from ansible.module_utils.sglang_state import (
     Paths,
     launch_sha256,
     link_atomic,
+    load_state,
     lock,
     new_log,
+    read_secrets,
     read_state,
     read_text,
     write_atomic,
@@ -44,6 +46,7 @@ def test_the_files_of_a_server(tmp_path):
         "state": "/srv/sglang/run/sglang_gpu0.json",
         "lock": "/srv/sglang/run/sglang_gpu0.lock",
         "secrets": "/srv/sglang/run/sglang_gpu0.secrets.yml",
+        "bundles": "/srv/sglang/bundles/sglang_gpu0",
     }
     here = Paths(str(tmp_path / "new"), "s")
     here.make()
@@ -116,12 +119,56 @@ def test_a_state_comes_back_as_it_was_written(tmp_path):
     assert mode(path) == 0o600
 
 
-@pytest.mark.parametrize("text", [None, "", "{", "garbage", '"text"', "[1]", "null", '{"a": 1'])
-def test_a_state_file_that_is_none_is_empty(tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (b"", "it is empty or cut short"),
+        (b"{", "it is no JSON"),
+        (b"garbage", "it is no JSON"),
+        (b"\xff\xfe\x00", "it is no JSON"),
+        (b'"text"', "it holds str"),
+        (b"[1]", "it holds list"),
+        (b"null", "it holds NoneType"),
+        (b'{"a": 1', "it is no JSON"),
+        (b'{"identity": "4711"}', "its identity is str"),
+        (b'{"identity": {"pid": 1, "boot_id": "b", "sid": 1}}', "its identity has no start_ticks"),
+        (b'{"log": ["x"]}', "its log is list"),
+        (b'{"identity": {"pid": 1, "start_ticks": 1, "boot_id": "b", "sid": 1}, "log": "/l"}', "its port is missing"),
+    ],
+)
+def test_a_damaged_state_file_is_empty_and_says_why_and_what_to_do(tmp_path, text, problem):
     path = tmp_path / "state.json"
-    if text is not None:
-        path.write_text(text)
-    assert read_state(path) == {}
+    path.write_bytes(text)
+    state, damage = load_state(path)
+    assert (state, read_state(path)) == ({}, {})
+    assert damage.startswith(f"{path} is damaged, {problem}")
+    assert "stop.yml" in damage and "deploy.yml" in damage
+
+
+def test_a_state_file_cut_anywhere_is_whole_or_damaged(tmp_path):
+    path = tmp_path / "state.json"
+    whole = {"name": "n-gpu0", "log": "/l", "argv": ["a"], "record": {"flags": [["--a", "1"]]}}
+    write_state(path, whole)
+    text = path.read_bytes()
+    for cut in range(len(text) - 1):
+        path.write_bytes(text[:cut])
+        state, damage = load_state(path)
+        assert (state, bool(damage)) == ({}, True)
+
+
+def test_no_state_file_is_no_damage(tmp_path):
+    assert load_state(tmp_path / "none") == ({}, None)
+
+
+def test_keys_come_back_and_a_damaged_file_of_them_is_none(tmp_path):
+    paths = Paths(str(tmp_path), "s")
+    paths.make()
+    assert read_secrets(paths) == {}
+    write_atomic(paths.secrets, 'admin-api-key: "a: b"\napi-key: "k"\n', 0o600)
+    assert read_secrets(paths) == {"admin-api-key": "a: b", "api-key": "k"}
+    for text in (b'api-key: "k', b"\xff: 1", b"api-key: 5\n"):
+        (tmp_path / "run" / "s.secrets.yml").write_bytes(text)
+        assert read_secrets(paths) == {}
 
 
 def test_text_of_a_file_that_is_not_there(tmp_path):
