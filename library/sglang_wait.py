@@ -225,7 +225,7 @@ from ansible.module_utils.sglang_state import (
 
 POLL_SECONDS = 0.2
 # A log line that says only that some process died is followed by the reason, or by the end, within moments.
-AFTERMATH_SECONDS = 1.5
+AFTERMATH_SECONDS = 1
 # So long a server that says ready may answer wrongly before it is believed to be broken.
 WRONG_SECONDS = 1
 GENERATE_SECONDS = 30

@@ -503,9 +503,9 @@ _EXIT = "{exit}"
 AFTERMATH = [
     {
         "id": "scheduler_died",
-        "phrase": r"scheduler died during initialization \(exit code: (?P<code>-?\d+)\)",
+        "phrase": r"(?P<who>scheduler|detokenizer) died during initialization \(exit code: (?P<code>-?\d+)\)",
         "since": "0.5.10",
-        "cause": "the scheduler died during the start (exit code {code})",
+        "cause": "the {who} died during the start (exit code {code})",
         "advice": _EXIT,
         "source": f"{_SGLANG}/pull/20287",
     },

@@ -396,7 +396,8 @@ def test_a_child_killed_while_loading(boot, wait, helpers, title):
     before = time.monotonic()
     answer = wait(started)
     assert time.monotonic() - before < 3
-    assert (answer["cause_id"], answer["stage"]) == ("scheduler_died" if "scheduler" in title else "exception", "weights")
+    assert (answer["cause_id"], answer["stage"]) == ("scheduler_died", "weights")
+    assert answer["cause"] == f"the {title.partition('::')[2]} died during the start (exit code -9)"
 
 
 def test_a_child_killed_while_serving_is_told_while_http_hangs(boot, wait, helpers):
