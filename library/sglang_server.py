@@ -35,8 +35,10 @@ options:
       - V(checked) finds out whether V(started) would go through and changes nothing but a cache of flag checks.
       - V(started) makes sure that the server runs with O(argv) and O(env).
       - V(stopped) makes sure that nothing of the server is left.
+      - V(restored) makes sure that the server runs again what it ran before a swap, as M(sglang_swap) kept it on the node.
+        What runs with other flags is stopped. Of the options only those that name the server count.
     type: str
-    choices: [checked, started, stopped]
+    choices: [checked, started, stopped, restored]
     default: started
   profile:
     description: Name of the profile that O(argv) comes from. Required for V(checked) and V(started).
@@ -88,6 +90,10 @@ options:
     description: Who asks, for the lock and the records, such as V(alice@laptop).
     type: str
     default: ansible
+  run:
+    description: Name of the run that asks. What one run changed on many servers is known by it, and undone together.
+    type: str
+    default: ""
 extends_documentation_fragment: [action_common_attributes]
 attributes:
   check_mode: {support: full}
@@ -195,12 +201,14 @@ from ansible.module_utils.sglang_process import (
 from ansible.module_utils.sglang_state import (
     Busy,
     Paths,
+    boot_of,
     launch_sha256,
     link_atomic,
     lock,
     new_log,
     read_state,
     read_text,
+    remember,
     utc_now,
     write_atomic,
     write_state,
@@ -222,7 +230,6 @@ EARLY_DEATH_SECONDS = 0.5
 KILL_SECONDS = 20
 GPU_SECONDS = 30
 KEPT_LOGS = 20
-KEPT_OF_PREVIOUS = ("profile", "argv", "env", "script", "launched_at", "record")
 # The server gets these of our own environment and nothing else: no SSH_*, no ANSIBLE_*.
 PASSED_ENVIRONMENT = ("HOME", "USER", "LOGNAME", "PATH", "TZ")
 # Port and host of the flags that are checked: servers that differ in nothing else share one check.
@@ -257,7 +264,22 @@ class Server:
                 " give each node a sglang_root of its own, or stop it under its old name",
                 cause="owner",
             )
+        if params["state"] == "restored":
+            self.params = params = {**params, **self.kept()}
         self.launch_sha256 = launch_sha256(params["argv"] or [], params["env"], params["secrets"])
+
+    def kept(self):
+        """The options of what ran before a swap, from the record of it on this node."""
+        before = read_state(self.paths.swap).get("before")
+        if not before:
+            raise Refused(f"{self.name}: {self.paths.swap} tells of nothing that ran before: run deploy.yml", cause="usage")
+        return {
+            **{key: before[key] for key in ("profile", "argv", "env", "port", "record", "secrets")},
+            "script": before["script_text"],
+            "script_path": before["script"],
+            "previous": before["previous"],
+            "replace": True,
+        }
 
     @property
     def running(self):
@@ -477,6 +499,21 @@ def remove_old_logs(paths):
         os.unlink(os.path.join(paths.logs, name))
 
 
+def previous(server):
+    """What ran before with other flags. A server that died and is started anew, or put back, forgets nothing of it."""
+    if "previous" in server.params:
+        return server.params["previous"]
+    if server.state.get("launch_sha256") == server.launch_sha256:
+        return server.state.get("previous")
+    return boot_of(server.state)
+
+
+def swapping(server):
+    """Is a swap of this server under way? It tells the history of this server by itself."""
+    swap = read_state(server.paths.swap)
+    return bool(swap) and not swap.get("outcome")
+
+
 def launch(server):
     """Start the script in a session of its own and write down what was started."""
     params = server.params
@@ -493,17 +530,19 @@ def launch(server):
         "env": params["env"],
         "launch_sha256": server.launch_sha256,
         "script": params["script_path"],
+        "script_text": params["script"],
         "port": params["port"],
         "log": log,
         "launched_at": utc_now(),
         "launched_epoch": time.time(),
         "launched_boot_seconds": boot_seconds(),
         "launched_by": params["who"],
+        "launched_in": params["run"],
         "stopped_at": None,
         "stopping_at": None,
         "ready_at": None,
         "record": params["record"],
-        "previous": {key: server.state.get(key) for key in KEPT_OF_PREVIOUS} if server.state else None,
+        "previous": previous(server),
     }
     descriptor = os.open(log, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
     try:
@@ -538,8 +577,11 @@ def launch(server):
             lines=last_lines(lines),
             log=log,
         )
-    server.state = read_state(server.paths.state)
+    before, server.state = server.state, read_state(server.paths.state)
     server.process = alive(known)
+    if not swapping(server):
+        told = {"before": before.get("profile"), "after": params["profile"], "release": params["record"].get("release")}
+        remember(server.paths, server=server.name, what="started", who=params["who"], run=params["run"], **told)
     return log
 
 
@@ -596,6 +638,10 @@ def note_stopped(server):
     if not server.state.get("stopped_at"):
         params = server.params
         note(server, stopped_at=utc_now(), stopped_by=params["who"], stopped_because=params["because"], shared_memory=[])
+        # A start over what died, or a replacement, tells of itself.
+        if params["state"] == "stopped" and server.state and not swapping(server):
+            told = {"before": server.state.get("profile"), "why": params["because"]}
+            remember(server.paths, server=server.name, what="stopped", who=params["who"], run=params["run"], **told)
 
 
 def note(server, **told):
@@ -720,7 +766,7 @@ def main():
             "name": {"type": "str", "required": True},
             "slug": {"type": "str", "required": True},
             "root": {"type": "path", "required": True},
-            "state": {"type": "str", "choices": ["checked", "started", "stopped"], "default": "started"},
+            "state": {"type": "str", "choices": ["checked", "started", "stopped", "restored"], "default": "started"},
             "profile": {"type": "str"},
             "argv": {"type": "list", "elements": "str"},
             "env": {"type": "dict", "default": {}},
@@ -734,6 +780,7 @@ def main():
             "because": {"type": "str", "default": ""},
             "lock_timeout": {"type": "int", "default": 10},
             "who": {"type": "str", "default": "ansible"},
+            "run": {"type": "str", "default": ""},
         },
         supports_check_mode=True,
     )
@@ -741,7 +788,7 @@ def main():
     paths = Paths(module.params["root"], module.params["slug"])
     read_only = module.check_mode or module.params["state"] == "checked" or not os.path.isdir(paths.run)
     try:
-        if read_only and not (module.params["state"] == "started" and not module.check_mode):
+        if read_only and not (module.params["state"] in ("started", "restored") and not module.check_mode):
             module.exit_json(**act(module, Server(module.params)))
         if module.params["state"] != "stopped":
             check_root(Server(module.params))

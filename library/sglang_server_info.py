@@ -73,7 +73,6 @@ node:
   type: dict
 """
 
-import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -91,7 +90,7 @@ from ansible.module_utils.sglang_log import (
 )
 from ansible.module_utils.sglang_node import gpus, host_memory
 from ansible.module_utils.sglang_process import alive, boot_id, boot_seconds, command, describe, listeners, members
-from ansible.module_utils.sglang_state import Paths, read_state, read_text
+from ansible.module_utils.sglang_state import Paths, read_secrets, read_state
 
 GIB = 1 << 30
 UNKNOWN = (
@@ -115,16 +114,6 @@ UNKNOWN = (
     "started_with",
     "detail",
 )
-
-
-def api_key(paths):
-    """The server's own key, from the file that only its user may read."""
-    try:
-        text = read_text(paths.secrets) or ""
-    except OSError:
-        return None
-    keys = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
-    return json.loads(keys["api-key"]) if "api-key" in keys else None
 
 
 def start_up(state, limits):
@@ -213,7 +202,7 @@ def look(params, server, node_gpus):
         return {**entry, "state": "starting"}
     if requests is None:
         return {**entry, "state": "ready", "detail": "not asked over HTTP: this Python has no module requests"}
-    problem, counters = probe(Client(server["host"], port, api_key(paths)), params["timeout"])
+    problem, counters = probe(Client(server["host"], port, read_secrets(paths).get("api-key")), params["timeout"])
     if problem:
         return {**entry, "state": "stuck", "detail": problem}
     entry.update((key, value) for key, value in counters.items() if key in entry and value is not None)

@@ -14,6 +14,7 @@ import tempfile
 import time
 
 SCHEMA = 1
+KEPT_OF_BOOT = ("profile", "argv", "env", "launch_sha256", "script", "port", "launched_at", "launched_in", "record")
 
 
 class Busy(Exception):
@@ -33,6 +34,9 @@ class Paths:
         self.state = os.path.join(self.run, f"{slug}.json")
         self.lock = os.path.join(self.run, f"{slug}.lock")
         self.secrets = os.path.join(self.run, f"{slug}.secrets.yml")
+        self.swap = os.path.join(self.run, f"{slug}.swap.json")
+        self.history = os.path.join(root, "history", f"{slug}.jsonl")
+        self.previous_script = os.path.join(self.scripts, f"start_{slug}_previous.sh")
 
     def make(self):
         """Make the folders that are missing."""
@@ -110,6 +114,42 @@ def launch_sha256(argv, env, secrets):
     """One figure for all that decides how a server runs. Equal figures: no restart needed."""
     told = json.dumps([list(argv), dict(env), secrets], sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(told.encode("utf-8")).hexdigest()
+
+
+def read_secrets(paths):
+    """The server's own keys by name, from the file that only its user may read; empty without one."""
+    try:
+        text = read_text(paths.secrets) or ""
+    except OSError:
+        return {}
+    return {name: json.loads(value) for name, value in (line.split(": ", 1) for line in text.splitlines() if ": " in line)}
+
+
+def boot_of(state):
+    """All that it takes to start again what a state file tells of, by module sglang_server or by hand. No keys.
+
+    ``script_text`` is None where the script is gone. Of what ran before it, one boot is kept along.
+    """
+    if not state.get("argv"):
+        return None
+    argv = state["argv"]
+    script_text = state.get("script_text")
+    if script_text is None:  # started by a release of this project that kept the path alone
+        with contextlib.suppress(OSError):
+            script_text = read_text(state["script"])
+    kept = {key: state.get(key) for key in KEPT_OF_BOOT}
+    host = argv[argv.index("--host") + 1] if "--host" in argv[:-1] else "127.0.0.1"
+    before = {key: value for key, value in (state.get("previous") or {}).items() if key != "previous"}
+    return {**kept, "host": host, "script_text": script_text, "previous": before or None}
+
+
+def remember(paths, **told):
+    """Add a line to the history of a server: who did what when. What can't be written is not worth a failure."""
+    with contextlib.suppress(OSError):
+        os.makedirs(os.path.dirname(paths.history), mode=0o755, exist_ok=True)
+        descriptor = os.open(paths.history, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(json.dumps({"schema": SCHEMA, "at": utc_now(), **told}, sort_keys=True) + "\n")
 
 
 @contextlib.contextmanager
