@@ -279,7 +279,10 @@ def _called(boot):
 def history_report(records, limit=50):
     """Who changed what when, newest last, as text. ``records``: lines of history of nodes, or of the controller's records."""
     rows, notes = [], []
-    unique = {(record["at"], record["server"], record["what"], record.get("run")): record for record in records}
+    # A node remembers what the controller has a record of too; the node, which comes first, says it best.
+    unique = {}
+    for record in records:
+        unique.setdefault((record["server"], record["what"], record.get("run") or record["at"]), record)
     ordered = sorted(unique.values(), key=lambda record: (record["at"], record["server"]))
     for record in ordered[-int(limit) :]:
         before, after = record.get("before"), record.get("after")
@@ -288,7 +291,7 @@ def history_report(records, limit=50):
             more = [key for key in ("release", "model", "port") if before.get(key) != after.get(key)]
             what += "".join(f", {key} {before.get(key)} -> {after.get(key)}" for key in more)
         at = f"{record['at'][:10]} {record['at'][11:19]}Z"
-        rows.append([at, record["server"], record.get("who"), {"started": "deployed"}.get(record["what"], record["what"]), what])
+        rows.append([at, record["server"], record.get("who"), record["what"], what])
         if record.get("why"):
             notes.append(f"{at} {record['server']}: {record['why']}")
     if not rows:

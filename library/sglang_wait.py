@@ -39,7 +39,7 @@ options:
     type: int
     required: true
   api_key:
-    description: Key for the generation, when the server has one.
+    description: Key for the generation. Without one the server's own is taken, from its file on the node.
     type: str
     default: ""
   timeout:
@@ -184,7 +184,7 @@ from ansible.module_utils.sglang_log import (
     stamp_seconds,
 )
 from ansible.module_utils.sglang_process import alive, boot_seconds, describe, listeners, members, shared_memory
-from ansible.module_utils.sglang_state import Busy, Paths, lock, read_state, utc_now, write_state
+from ansible.module_utils.sglang_state import Busy, Paths, lock, read_secrets, read_state, utc_now, write_state
 
 POLL_SECONDS = 0.2
 # A log line that says only that some process died is followed by the reason, or by the end, within moments.
@@ -203,7 +203,8 @@ class Start:
         self.state = read_state(Paths(params["root"], params["slug"]).state)
         self.timeline = [dict(entry) for entry in params["timeline"]]
         self.limits = {**STAGE_LIMITS, **{stage: float(limit) for stage, limit in params["stage_limits"].items()}}
-        self.client = Client(params["host"], params["port"], params["api_key"])
+        key = params["api_key"] or read_secrets(Paths(params["root"], params["slug"])).get("api-key")
+        self.client = Client(params["host"], params["port"], key)
         self.http = "not asked yet"
         self.lines = []
         self.log_gone = False
