@@ -247,28 +247,25 @@ def swap_report(servers):
     sglang_server_info, empty where the node does not answer) and ``to``.
     """
     rows, notes = [], []
-    for server in _servers(servers):
+    # Columns that say the same of every server tell nothing and are left out: 72 columns are few.
+    differing = [
+        key for key in ("release", "model") if len({server["now"].get(key) for server in _servers(servers)} - {None}) > 1
+    ]
+    for server in servers:
         result, now = server["result"], server["now"]
         seconds = result.get("seconds") or {}
-        rows.append(
-            [
-                server["name"],
-                result["outcome"],
-                now.get("profile"),
-                now.get("release"),
-                now.get("model"),
-                now.get("state") or "unreachable",
-                seconds.get("drain"),
-                seconds.get("out"),
-            ]
-        )
+        state = now.get("state") or "unreachable"
+        shown = [now.get("profile"), *(now.get(key) for key in differing), state, seconds.get("drain"), seconds.get("out")]
+        rows.append([server["name"], result["outcome"], *shown])
         if result.get("why"):
             notes.append(f"{server['name']} {result['outcome'].upper()}: {result['why']}")
+        elif now.get("detail"):
+            notes.append(f"{server['name']}: {now['detail']}")
         if result.get("gate"):
             notes.append(f"{server['name']}: {result['gate']['sentence']}, {result['gate']['verdict']}")
         if result.get("note"):
             notes.append(f"{server['name']}: {result['note']}")
-    headers = ["server", "outcome", "runs", "release", "model", "state", "drain s", "out s"]
+    headers = ["server", "outcome", "runs", *differing, "state", "drain s", "out s"]
     return "\n\n".join([table(rows, headers), *(["\n".join(notes)] if notes else [])])
 
 
