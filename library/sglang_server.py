@@ -278,6 +278,7 @@ class Server:
             "script": before["script_text"],
             "script_path": before["script"],
             "previous": before["previous"],
+            "run": before.get("launched_in") or "",
             "replace": True,
         }
 

@@ -108,14 +108,17 @@ def test_a_node_that_vanishes_in_the_middle_ends_the_roll_and_takes_nobody_along
     results = []
 
     def roll(**more):
-        results.append(fleet.run("swap", profile="mtp", settle=[1, 12], envvars=IMPATIENT, **more))
+        results.append(fleet.run("swap", profile="mtp", settle=[1, 15], envvars=IMPATIENT, **more))
 
     rolling = threading.Thread(target=roll)
     rolling.start()
 
     def watched():
-        # Ready, and its swap still open: it is watched now, with a task that a lost connection ends.
-        return read(victim, "run/sglang_gpu0.swap.json") and read(victim, "run/sglang_gpu0.json").get("ready_at")
+        """Is the victim watched now, by a task that a lost connection ends? It has answered the wait, and more than once."""
+        state = read(victim, "run/sglang_gpu0.json")
+        if state["profile"] != "mtp":
+            return False
+        return int(victim.run(f"grep -c 'POST /generate' {state['log']}", check=False).stdout or 0) >= 3
 
     most_out = 0
 
@@ -126,7 +129,7 @@ def test_a_node_that_vanishes_in_the_middle_ends_the_roll_and_takes_nobody_along
     try:
         while True:
             most_out = max(most_out, out())
-            if watched() and read(victim, "run/sglang_gpu0.json")["profile"] == "mtp":
+            if watched():
                 break
             assert rolling.is_alive(), results and results[0].stdout
         victim.cut()
@@ -222,7 +225,11 @@ def test_a_controller_that_is_killed_leaves_what_the_next_one_finishes(fleet, no
     assert again.rc == 0, again.stdout
     assert outcomes(again) == {server: "swapped"}
     state = read(node, "run/sglang_gpu1.json")
-    assert (state["profile"], state["stopped_at"], read(node, "run/sglang_gpu1.swap.json")["outcome"]) == ("mtp", None, "swapped")
+    assert (state["profile"], state["stopped_at"], read(node, "run/sglang_gpu1.swap.json")["outcome"]) == (
+        "mtp",
+        None,
+        "swapped",
+    )
     assert len(node.run(f"ps -o pid= -s {state['identity']['sid']}").stdout.split()) >= 1
     assert "taken over" in again.stdout, "the lock of the one that was killed"
 
