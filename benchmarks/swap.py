@@ -92,12 +92,16 @@ def roll(fleet, title, profile, options, expected):
     outcomes = tuple(results.get(name, {"outcome": "unchanged"})["outcome"] for name in NAMES)
     if outcomes != expected:
         raise Failed(f"{title}: {outcomes}, expected {expected}:\n{rolled.stdout[-6000:]}")
+    spent = [result["seconds"] for result in results.values() if (result.get("seconds") or {}).get("start") is not None]
+    # What the swap itself adds to the drain, the start and the watch of a server, where nothing is measured.
+    own = [each["out"] - sum(each[step] or 0 for step in ("drain", "start", "settle")) for each in spent]
     out = [f"{result['seconds']['out']:.0f}" for result in results.values() if (result.get("seconds") or {}).get("out")]
     return [
         title,
         ", ".join(outcomes),
         f"{wall:.0f}",
         " + ".join(out) or "-",
+        " + ".join(f"{seconds:.1f}" for seconds in own) if own and "gate" not in options else "-",
         traffic.most_out,
         traffic.answered,
         len(traffic.failed),
@@ -132,7 +136,7 @@ def main():
                 print(row, *failed[:3], flush=True)
         finally:
             fleet.run("stop", sglang_stop_timeout=5)
-    headers = ["swap", "outcomes", "wall s", "out s", "out at once", "answered", "failed"]
+    headers = ["swap", "outcomes", "wall s", "out s", "of it own s", "out at once", "answered", "failed"]
     table = tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
     print(table)
     if args.write:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers.netns import netns_nodes
+from helpers.replay import make_replay_venv
 
 from ..conftest import ROOT, Fleet
 
@@ -281,6 +282,33 @@ def test_what_is_no_good_is_put_back_and_reaches_one_server_only(fleet, nodes, e
     assert changed == [first]
     gpu = int(first[-1])
     assert after["node4", gpu]["launch_sha256"] == before["node4", gpu]["launch_sha256"]
+
+
+def test_another_engine_model_and_port_are_a_swap_and_go_back(fleet, nodes, tmp_path):
+    node, server = nodes[3], "node4-gpu3"
+    other = make_replay_venv(tmp_path / "other")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(MODELS["sglang_models"]["qwen3.6-27b"]["config"]))
+    models = {"other": {"path": str(model), "served_name": "other", "hybrid": True, "args": {"load-format": "dummy"}}}
+    before = read(node, "run/sglang_gpu3.json")
+    swapped = fleet.run(
+        "swap", f"--limit {server}", settle=[0], sglang_engine_venv=str(other), sglang_port=31999, sglang_model="other",
+        sglang_models=fleet.options["sglang_models"] | models,
+    )  # fmt: skip
+    assert swapped.rc == 0, swapped.stdout
+    told = next(iter(swapped.tasks["Tell what will change"].values()))["msg"]
+    assert (
+        f"port: {before['port']} -> 31999" in told
+        and "model: qwen3.6-27b -> other" in told
+        and f"-> {other}/bin/python" in told
+    )
+    state = read(node, "run/sglang_gpu3.json")
+    assert (state["port"], state["argv"][0], state["record"]["model"]) == (31999, f"{other}/bin/python", "other")
+    assert "31999" in node.run("ss -ltn").stdout and str(before["port"]) not in node.run("ss -ltn").stdout
+    back = fleet.run("swap", f"--limit {server}", rollback=True, settle=[0])
+    assert back.rc == 0, back.stdout
+    assert read(node, "run/sglang_gpu3.json")["launch_sha256"] == before["launch_sha256"]
 
 
 def test_a_second_swap_is_refused_with_who_swaps_and_since_when(fleet, nodes, tmp_path):
