@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-import contextlib
+import socket
 import threading
 import time
+from urllib.parse import urlsplit
 
 import requests
 
@@ -80,7 +81,9 @@ class Traffic:
 
 def takes_connections(url):
     """Does anyone listen there? SGLang opens its port at the end of a start, and closes it at the end of its drain."""
-    with contextlib.suppress(requests.exceptions.RequestException):
-        requests.get(f"{url}/metrics", timeout=20)
-        return True
-    return False
+    address = urlsplit(url)
+    try:
+        with socket.create_connection((address.hostname, address.port), timeout=20):
+            return True
+    except ConnectionRefusedError:
+        return False
