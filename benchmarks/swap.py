@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
@@ -114,12 +115,14 @@ def main():
     parser.add_argument("--model", type=Path, default=ROOT / ".demo" / "models" / "tiny", help="the tiny model")
     parser.add_argument("--port", type=int, default=30190, help="the first of two free ports")
     parser.add_argument("--only", nargs="*", help="titles of the rolls to run, all without it")
+    parser.add_argument("--busy", action="store_true", help="do not wait for a quiet machine")
     parser.add_argument("--write", action="store_true", help="put the table into docs/swap.md")
     args = parser.parse_args()
     for needed in (args.venv / "bin" / "python", args.model / "config.json"):
         if not needed.exists():
             sys.exit(f"{needed} is not there: run `make demo` first, or name others with --venv and --model")
-    wait_for_quiet()
+    if not args.busy:
+        wait_for_quiet()
     print_machine()
     rows = []
     with tempfile.TemporaryDirectory(prefix="sgf-swap-") as folder:
@@ -142,7 +145,8 @@ def main():
     if args.write:
         page = ROOT / "docs" / "swap.md"
         before, rest = page.read_text(encoding="utf-8").split(BEGIN)
-        measured = f"Measured on {time.strftime('%Y-%m-%d', time.gmtime())}.\n\n{table}\n"
+        load = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.0f} at the end"
+        measured = f"Measured on {time.strftime('%Y-%m-%d', time.gmtime())}, {load}.\n\n{table}\n"
         page.write_text(before + BEGIN + measured + END + rest.split(END)[1], encoding="utf-8")
 
 
