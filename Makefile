@@ -18,6 +18,9 @@ demo: venv
 	  '  ansible-playbook status.yml              state of every server' \
 	  '  ansible-playbook benchmark.yml           measure them again' \
 	  '  ansible-playbook deploy.yml              changes nothing: they run already' \
+	  '  ansible-playbook swap.yml -e settle=5 -e '"'"'{"sglang_server_args": {"max-running-requests": 8}}'"'"'' \
+	  '                                           other flags, one server at a time; -e rollback=true goes back' \
+	  '  ansible-playbook history.yml             who changed what when' \
 	  '  ansible-playbook stop.yml --limit local-cpu0' \
 	  '  make clean-demo                          stop them and remove what this made'
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import difflib
 import getpass
+import os
 import re
 import socket
+import time
 from pathlib import Path
 
 from ansible import context
@@ -43,7 +45,10 @@ class ActionModule(ActionBase):
         self._refuse_wrong_type(given, options)
         self._refuse_blank_limit()
         self._refuse_empty_selection(task_vars)
-        result.update(changed=False, who=f"{getpass.getuser()}@{socket.gethostname()}")
+        user = getpass.getuser()
+        # Of the ansible-playbook itself: two of one user may begin in the same second.
+        run = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{user}-{os.getppid()}"
+        result.update(changed=False, who=f"{user}@{socket.gethostname()}", run=run)
         return result
 
     def _refuse_misspelled(self, given, options):

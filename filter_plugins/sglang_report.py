@@ -314,6 +314,63 @@ def boots_report(records):
     return "\n\n".join(["Planned/observed\n" + table(rows, headers), *notes])
 
 
+def swap_report(servers):
+    """The end of a swap, as text: what each server runs now, and of each that was not swapped, why.
+
+    ``servers``: ``name``, ``result`` (``outcome``, ``why``, ``gate``, ``seconds``), ``now`` (an entry of module
+    sglang_server_info, empty where the node does not answer) and ``to``.
+    """
+    rows, notes = [], []
+    # Columns that say the same of every server tell nothing and are left out: 72 columns are few.
+    differing = [
+        key for key in ("release", "model") if len({server["now"].get(key) for server in _servers(servers)} - {None}) > 1
+    ]
+    for server in servers:
+        result, now = server["result"], server["now"]
+        seconds = result.get("seconds") or {}
+        state = now.get("state") or "unreachable"
+        shown = [now.get("profile"), *(now.get(key) for key in differing), state, seconds.get("drain"), seconds.get("out")]
+        rows.append([server["name"], result["outcome"], *shown])
+        if result.get("why"):
+            notes.append(f"{server['name']} {result['outcome'].upper()}: {result['why']}")
+        elif now.get("detail"):
+            notes.append(f"{server['name']}: {now['detail']}")
+        if result.get("gate"):
+            notes.append(f"{server['name']}: {result['gate']['sentence']}, {result['gate']['verdict']}")
+        if result.get("note"):
+            notes.append(f"{server['name']}: {result['note']}")
+    headers = ["server", "outcome", "runs", *differing, "state", "drain s", "out s"]
+    return "\n\n".join([table(rows, headers), *(["\n".join(notes)] if notes else [])])
+
+
+def _called(boot):
+    return boot.get("profile") if isinstance(boot, dict) else boot
+
+
+def history_report(records, limit=50):
+    """Who changed what when, newest last, as text. ``records``: lines of history of nodes, or of the controller's records."""
+    rows, notes = [], []
+    # A node remembers what the controller has a record of too; the node, which comes first, says it best.
+    unique = {}
+    for record in records:
+        unique.setdefault((record["server"], record["what"], record.get("run") or record["at"]), record)
+    ordered = sorted(unique.values(), key=lambda record: (record["at"], record["server"]))
+    for record in ordered[-int(limit) :]:
+        before, after = record.get("before"), record.get("after")
+        what = " -> ".join(str(_called(boot) or "-") for boot in (before, after) if boot is not None)
+        if isinstance(before, dict) and isinstance(after, dict):
+            more = [key for key in ("release", "model", "port") if before.get(key) != after.get(key)]
+            what += "".join(f", {key} {before.get(key)} -> {after.get(key)}" for key in more)
+        at = f"{record['at'][:10]} {record['at'][11:19]}Z"
+        rows.append([at, record["server"], record.get("who"), record["what"], what])
+        if record.get("why"):
+            notes.append(f"{at} {record['server']}: {record['why']}")
+    if not rows:
+        return "Nothing is known of any change of the selected servers."
+    parts = [table(rows, ["when", "server", "who", "outcome", "what"])]
+    return "\n\n".join([*parts, *(["\n".join(notes)] if notes else [])])
+
+
 def moment(utc):
     """A record's time as narrow as a table needs it: 2026-11-29T16:14:54Z as 11-29 16:14Z."""
     return f"{utc[5:10]} {utc[11:16]}Z" if utc else None
@@ -338,7 +395,9 @@ class FilterModule:
         return {
             "sglang_boots_report": boots_report,
             "sglang_deploy_report": deploy_report,
+            "sglang_history_report": history_report,
             "sglang_plan_report": plan_report,
             "sglang_router_report": router_report,
             "sglang_status_report": status_report,
+            "sglang_swap_report": swap_report,
         }

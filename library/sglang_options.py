@@ -54,6 +54,11 @@ who:
   returned: success
   type: str
   sample: alice@laptop
+run:
+  description: Name of this run, by which records that it leaves in many places are known to belong together.
+  returned: success
+  type: str
+  sample: 20250131T120000Z-alice-4711
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -35,8 +35,10 @@ options:
       - V(checked) finds out whether V(started) would go through and changes nothing but a cache of flag checks.
       - V(started) makes sure that the server runs with O(argv) and O(env).
       - V(stopped) makes sure that nothing of the server is left.
+      - V(restored) makes sure that the server runs again what it ran before a swap, as M(sglang_swap) kept it on the node.
+        What runs with other flags is stopped. Of the options only those that name the server count.
     type: str
-    choices: [checked, started, stopped]
+    choices: [checked, started, stopped, restored]
     default: started
   profile:
     description: Name of the profile that O(argv) comes from. Required for V(checked) and V(started).
@@ -96,6 +98,10 @@ options:
     description: Who asks, for the lock and the records, such as V(alice@laptop).
     type: str
     default: ansible
+  run:
+    description: Name of the run that asks. What one run changed on many servers is known by it, and undone together.
+    type: str
+    default: ""
 extends_documentation_fragment: [action_common_attributes]
 attributes:
   check_mode: {support: full}
@@ -196,7 +202,7 @@ from ansible.module_utils.sglang_managed import (
 )
 from ansible.module_utils.sglang_node import gpus
 from ansible.module_utils.sglang_process import MARKERS, members, shared_bytes, wait_until
-from ansible.module_utils.sglang_state import launch_sha256, lock, read_text, utc_now, write_atomic, write_state
+from ansible.module_utils.sglang_state import launch_sha256, lock, read_state, read_text, utc_now, write_atomic, write_state
 
 # Asks the engine's own parser, as `python -m sglang.launch_server` would, without loading a model or touching a GPU.
 CHECK_FLAGS = r"""
@@ -223,6 +229,20 @@ class Server(Managed):
 
     def verdict_of_end(self, log):
         return cause_of_death(log, self.params["record"].get("release"))[1]
+
+    def kept(self):
+        """The options of what ran before a swap, from the record of it on this node."""
+        before = read_state(self.paths.swap).get("before")
+        if not before:
+            raise Refused(f"{self.name}: {self.paths.swap} tells of nothing that ran before: run deploy.yml", cause="usage")
+        return {
+            **{key: before[key] for key in ("profile", "argv", "env", "port", "record", "secrets")},
+            "script": before["script_text"],
+            "script_path": before["script"],
+            "previous": before["previous"],
+            "run": before.get("launched_in") or "",
+            "replace": True,
+        }
 
     def released(self, pids):
         wait_for_gpu(self, pids)
@@ -397,7 +417,7 @@ def main():
             "name": {"type": "str", "required": True},
             "slug": {"type": "str", "required": True},
             "root": {"type": "path", "required": True},
-            "state": {"type": "str", "choices": ["checked", "started", "stopped"], "default": "started"},
+            "state": {"type": "str", "choices": ["checked", "started", "stopped", "restored"], "default": "started"},
             "profile": {"type": "str"},
             "argv": {"type": "list", "elements": "str"},
             "env": {"type": "dict", "default": {}},
@@ -412,6 +432,7 @@ def main():
             "keep_bundle": {"type": "bool", "default": False},
             "lock_timeout": {"type": "int", "default": 10},
             "who": {"type": "str", "default": "ansible"},
+            "run": {"type": "str", "default": ""},
         },
         supports_check_mode=True,
     )

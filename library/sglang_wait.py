@@ -41,7 +41,7 @@ options:
     type: int
     required: true
   api_key:
-    description: Key for the generation, when the server has one.
+    description: Key for the generation. Without one the server's own is taken, from its file on the node.
     type: str
     default: ""
   timeout:
@@ -245,8 +245,9 @@ class Start:
         self.state, self.damage = load_state(self.paths.state)
         self.timeline = [dict(entry) for entry in params["timeline"]]
         self.limits = {**STAGE_LIMITS, **{stage: float(limit) for stage, limit in params["stage_limits"].items()}}
-        self.client = Client(params["host"], params["port"], params["api_key"])
-        self.secrets = [params["api_key"], *read_secrets(self.paths).values()]
+        self.secrets = read_secrets(self.paths)
+        self.client = Client(params["host"], params["port"], params["api_key"] or self.secrets.get("api-key"))
+        self.secrets = [params["api_key"], *self.secrets.values()]
         self.release = (self.state.get("record") or {}).get("release")
         self.http = "not asked yet"
         self.wrong, self.wrong_since = None, None

@@ -43,6 +43,7 @@ from ansible.module_utils.sglang_process import (
 from ansible.module_utils.sglang_state import (
     Busy,
     Paths,
+    boot_of,
     disk_verdict,
     launch_sha256,
     link_atomic,
@@ -52,6 +53,7 @@ from ansible.module_utils.sglang_state import (
     read_secrets,
     read_state,
     read_text,
+    remember,
     utc_now,
     write_atomic,
     write_state,
@@ -62,7 +64,6 @@ KEPT_LOGS = 20
 # Below this a start is not worth beginning: SGLang writes its log, and the fleet its state, on that disk.
 ROOM_BYTES = 64 << 20
 TEMPORARY = "sglang_fleet_"
-KEPT_OF_PREVIOUS = ("profile", "argv", "env", "script", "launched_at", "record")
 # What is started gets these of our own environment and nothing else: no SSH_*, no ANSIBLE_*.
 PASSED_ENVIRONMENT = ("HOME", "USER", "LOGNAME", "PATH", "TZ")
 
@@ -102,6 +103,8 @@ class Managed:
                 " give each node a sglang_root of its own, or stop it under its old name",
                 cause="owner",
             )
+        if params.get("state") == "restored":
+            self.params = params = {**params, **self.kept()}
         self.launch_sha256 = launch_sha256(params["argv"] or [], params["env"], params["secrets"])
 
     @property
@@ -144,6 +147,10 @@ class Managed:
     def result(self, **more):
         """What every exit tells."""
         return {"name": self.name, "pid": self.process.pid if self.process else None, "running": self.running, **more}
+
+    def kept(self):
+        """The options of what is to run again for state restored."""
+        raise NotImplementedError
 
     def verdict_of_end(self, log):
         """Why it ended, from its log: ``cause`` and, where there is more to say, ``id``, ``advice``, ``line``. Or None."""
@@ -250,6 +257,28 @@ def remove_old_logs(paths):
         os.unlink(os.path.join(paths.logs, name))
 
 
+def previous(managed):
+    """What ran before with other flags. What died and is started anew, or put back, forgets nothing of it."""
+    if "previous" in managed.params:
+        return managed.params["previous"]
+    if managed.state.get("launch_sha256") == managed.launch_sha256:
+        return managed.state.get("previous")
+    return boot_of(managed.state)
+
+
+def swapping(managed):
+    """Is a swap of this server under way? It tells the history of this server by itself."""
+    swap = read_state(managed.paths.swap)
+    return bool(swap) and not swap.get("outcome")
+
+
+def tell(managed, what, **told):
+    """Add to the history on the node, unless a swap does."""
+    params = managed.params
+    if not swapping(managed):
+        remember(managed.paths, server=managed.name, what=what, who=params["who"], run=params.get("run") or "", **told)
+
+
 def user():
     """This user's name as torch spells it in the name of its cache, so that kernels that are compiled already are found."""
     try:
@@ -284,12 +313,14 @@ def launch(managed, settled, seconds):
         "env": params["env"],
         "launch_sha256": managed.launch_sha256,
         "script": params["script_path"],
+        "script_text": params["script"],
         "port": params["port"],
         "log": log,
         "launched_at": utc_now(),
         "launched_epoch": time.time(),
         "launched_boot_seconds": boot_seconds(),
         "launched_by": params["who"],
+        "launched_in": params.get("run") or "",
         "stopped_at": None,
         "stopping_at": None,
         "ready_at": None,
@@ -297,7 +328,7 @@ def launch(managed, settled, seconds):
         "temporary": environment["TMPDIR"],
         # Files that are no work of this boot, so that what it leaves is known even when nobody watched it.
         "shared_memory_before": sorted(shared_memory_files()),
-        "previous": {key: managed.state.get(key) for key in KEPT_OF_PREVIOUS} if managed.state else None,
+        "previous": previous(managed),
     }
     try:
         # Written before and after: a task that is cut between the two leaves a process that the next one recognises.
@@ -320,7 +351,7 @@ def launch(managed, settled, seconds):
     write_state(managed.paths.state, {**written, "identity": known, "launching": False})
     link_atomic(os.path.relpath(log, os.path.dirname(managed.paths.newest_log)), managed.paths.newest_log)
     remove_old_logs(managed.paths)
-    managed.state = read_state(managed.paths.state)
+    before, managed.state = managed.state, read_state(managed.paths.state)
     managed.process = alive(known)
     began = time.monotonic()
     wait_until(lambda: process.poll() is not None or settled(), seconds, pause=0.05)
@@ -338,6 +369,13 @@ def launch(managed, settled, seconds):
             lines=matter(lines, verdict),
             log=log,
         )
+    tell(
+        managed,
+        "started",
+        before=before.get("profile"),
+        after=params.get("profile"),
+        release=params["record"].get("release"),
+    )
     return log
 
 
@@ -436,6 +474,9 @@ def note_stopped(managed):
             write_state(managed.paths.state, managed.state)
     elif not managed.state.get("stopped_at"):
         note(managed, stopped_at=utc_now(), stopped_by=params["who"], stopped_because=params["because"], shared_memory=[])
+        # A start over what died, or a replacement, tells of itself.
+        if params.get("state") == "stopped" and managed.state:
+            tell(managed, "stopped", before=managed.state.get("profile"), why=params["because"])
 
 
 def note(managed, **told):
@@ -498,7 +539,7 @@ def run_module(module, kind, ensure_started):
     paths = Paths(module.params["root"], module.params["slug"])
     read_only = module.check_mode or module.params["state"] == "checked" or not os.path.isdir(paths.run)
     try:
-        if read_only and not (module.params["state"] == "started" and not module.check_mode):
+        if read_only and not (module.params["state"] in ("started", "restored") and not module.check_mode):
             module.exit_json(**reach(module, kind, ensure_started))
         if module.params["state"] != "stopped":
             check_root(kind(module.params))

@@ -15,6 +15,7 @@ import time
 
 SCHEMA = 1
 FULL_BYTES = 1 << 20
+KEPT_OF_BOOT = ("profile", "argv", "env", "launch_sha256", "script", "port", "launched_at", "launched_in", "record")
 
 
 class Busy(Exception):
@@ -35,6 +36,9 @@ class Paths:
         self.lock = os.path.join(self.run, f"{slug}.lock")
         self.secrets = os.path.join(self.run, f"{slug}.secrets.yml")
         self.bundles = os.path.join(root, "bundles", slug)
+        self.swap = os.path.join(self.run, f"{slug}.swap.json")
+        self.history = os.path.join(root, "history", f"{slug}.jsonl")
+        self.previous_script = os.path.join(self.scripts, f"start_{slug}_previous.sh")
 
     def make(self):
         """Make the folders that are missing."""
@@ -196,6 +200,33 @@ def launch_sha256(argv, env, secrets):
     """One figure for all that decides how a server runs. Equal figures: no restart needed."""
     told = json.dumps([list(argv), dict(env), secrets], sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(told.encode("utf-8")).hexdigest()
+
+
+def boot_of(state):
+    """All that it takes to start again what a state file tells of, by module sglang_server or by hand. No keys.
+
+    ``script_text`` is None where the script is gone. Of what ran before it, one boot is kept along.
+    """
+    if not state.get("argv"):
+        return None
+    argv = state["argv"]
+    script_text = state.get("script_text")
+    if script_text is None:  # started by a release of this project that kept the path alone
+        with contextlib.suppress(OSError):
+            script_text = read_text(state.get("script") or "")
+    kept = {key: state.get(key) for key in KEPT_OF_BOOT}
+    host = argv[argv.index("--host") + 1] if "--host" in argv[:-1] else "127.0.0.1"
+    before = {key: value for key, value in (state.get("previous") or {}).items() if key != "previous"}
+    return {**kept, "host": host, "script_text": script_text, "previous": before or None}
+
+
+def remember(paths, **told):
+    """Add a line to the history of a server: who did what when. What can't be written is not worth a failure."""
+    with contextlib.suppress(OSError):
+        os.makedirs(os.path.dirname(paths.history), mode=0o755, exist_ok=True)
+        descriptor = os.open(paths.history, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(json.dumps({"schema": SCHEMA, "at": utc_now(), **told}, sort_keys=True) + "\n")
 
 
 @contextlib.contextmanager

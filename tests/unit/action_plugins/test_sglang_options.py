@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import getpass
+import re
 import socket
 from types import SimpleNamespace
 
@@ -68,7 +69,9 @@ def test_good_options_pass(run):
         "status_json": "x.json",
         "sglang_root": "/x",
     }
-    assert run(given) == {"changed": False, "who": f"{getpass.getuser()}@{socket.gethostname()}"}
+    told = run(given)
+    assert re.fullmatch(rf"\d{{8}}T\d{{6}}Z-{getpass.getuser()}-\d+", told.pop("run"))
+    assert told == {"changed": False, "who": f"{getpass.getuser()}@{socket.gethostname()}"}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,18 @@ import pytest
 from ansible.errors import AnsibleError
 from sglang_plan import boot_record, fleet_plan, plan_request
 from sglang_profile import resolve_profile
-from sglang_report import boots_report, capped, deploy_report, duration, plan_report, router_report, status_report, table
+from sglang_report import (
+    boots_report,
+    capped,
+    deploy_report,
+    duration,
+    history_report,
+    plan_report,
+    router_report,
+    status_report,
+    swap_report,
+    table,
+)
 
 
 def rows(text, first):
@@ -500,3 +511,50 @@ def test_a_router_that_does_not_run():
     assert router_report(gone) == "Router http://127.0.0.1:30080 on n: dead: the node was restarted"
     with pytest.raises(AnsibleError):
         router_report(None)
+
+
+def swapped(name, outcome, release="0.5.17", **result):
+    now = {"state": "ready", "profile": "mtp", "release": release, "model": "q", "detail": None}
+    return {"name": name, "result": {"outcome": outcome, **result}, "now": now}
+
+
+def test_a_swap_tells_of_each_server_what_it_runs_and_of_the_others_why():
+    gone = {
+        "name": "n-gpu2",
+        "result": {"outcome": "not begun"},
+        "now": dict.fromkeys(("state", "profile", "release", "model")),
+    }
+    text = swap_report(
+        [
+            swapped("n-gpu0", "swapped", seconds={"drain": 0.3, "out": 21.5}),
+            swapped("n-gpu1", "reverted", why="too slow", gate={"sentence": "90 after 100", "verdict": "worse"}),
+            gone,
+        ]
+    )
+    cells = rows(text, "server")
+    assert cells["n-gpu0"] == ["swapped", "mtp", "ready", "0.3", "21.5"]
+    assert cells["n-gpu1"] == ["reverted", "mtp", "ready", "-", "-"]
+    assert cells["n-gpu2"] == ["not begun", "-", "unreachable", "-", "-"]
+    assert text.endswith("n-gpu1 REVERTED: too slow\nn-gpu1: 90 after 100, worse")
+    two = swap_report([swapped("n-gpu0", "swapped"), swapped("n-gpu1", "not begun", release="0.5.16")])
+    assert rows(two, "server")["n-gpu1"] == ["not begun", "mtp", "0.5.16", "ready", "-", "-"]
+
+
+def test_history_tells_one_change_once_and_names_what_changed_with_the_profile():
+    was, now = ({"profile": name, "release": release, "model": "q", "port": 1} for name, release in (("a", "1"), ("b", "2")))
+    entry = {"at": "2026-01-02T03:04:05Z", "server": "n-gpu0", "what": "swapped", "who": "eve", "run": "r1"}
+    started = {**entry, "at": "2026-01-01T00:00:00Z", "what": "started", "run": "r0", "before": None, "after": "a"}
+    text = history_report(
+        [
+            {**entry, "before": was, "after": now, "why": ""},
+            {**entry, "at": "2026-01-02T09:09:09Z", "before": "a", "after": "b"},
+            started,
+        ]
+    )
+    assert text.splitlines()[2:] == [
+        "2026-01-01 00:00:00Z  n-gpu0  eve  started  a",
+        "2026-01-02 03:04:05Z  n-gpu0  eve  swapped  a -> b, release 1 -> 2",
+    ]
+    assert "reason" in history_report([{**entry, "what": "lost", "before": was, "after": now, "why": "a reason"}])
+    assert history_report([]) == "Nothing is known of any change of the selected servers."
+    assert "2026-01-01" not in history_report([started, {**entry, "before": was, "after": now}], limit=1)

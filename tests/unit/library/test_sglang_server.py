@@ -296,6 +296,58 @@ def test_replace_stops_and_starts(module, fleet, call):
     assert fleet.state["previous"]["argv"] == fleet.args()["argv"]
 
 
+def test_what_ran_is_kept_whole_and_a_restart_of_the_same_forgets_nothing(module, fleet, call):
+    call(module, fleet.args(run="r1"))
+    args = fleet.args("--enable-metrics", replace=True, profile="other", stop_timeout=5, run="r2")
+    assert call(module, args)["rc"] == 0
+    kept = fleet.state["previous"]
+    assert (kept["profile"], kept["script_text"], kept["port"], kept["host"]) == (
+        "nomtp",
+        fleet.args()["script"],
+        fleet.port,
+        "127.0.0.1",
+    )
+    assert (fleet.state["launched_in"], kept["launched_in"], kept["previous"]) == ("r2", "r1", None)
+    os.kill(fleet.state["identity"]["pid"], signal.SIGKILL)
+    assert sglang_process.wait_until(lambda: sglang_process.alive(fleet.state["identity"]) is None, 10)
+    assert call(module, args)["changed"] is True
+    assert fleet.state["previous"] == kept, "it died and was started anew: still nomtp ran before"
+
+
+def test_what_a_swap_kept_is_restored_with_its_keys_and_its_script(module, load, fleet, call):
+    swap = load("library", "sglang_swap")
+    base = {"name": "n-gpu0", "slug": "sglang_gpu0", "root": str(fleet.root), "run": "r2", "who": "alice@laptop"}
+    assert "tells of nothing that ran before" in call(module, fleet.stop_args(state="restored"))["msg"]
+    first = call(module, fleet.args(secrets={"api-key": KEY}, run="r1"))
+    bad = fleet.args("--enable-metrics", replace=True, stop_timeout=5, run="r2")
+    begun = call(
+        swap, {**base, "state": "begun", "wanted": {key: bad[key] for key in ("profile", "argv", "env", "port", "record")}}
+    )
+    assert begun["rc"] == 0, begun
+    same = call(module, fleet.stop_args(state="restored"))
+    assert (same["changed"], same["pid"]) == (False, first["pid"]), "nothing was stopped yet"
+    assert call(module, bad)["changed"] is True
+    assert Path(bad["script_path"]).read_text() == bad["script"]
+    back = call(module, fleet.stop_args(state="restored", stop_timeout=5))
+    assert back["rc"] == 0 and back["changed"] is True and KEY not in json.dumps(back)
+    state = fleet.state
+    assert (state["launch_sha256"], state["launched_in"], state["previous"]) == (first["launch_sha256"], "r1", None)
+    assert Path(bad["script_path"]).read_text() == fleet.args()["script"]
+    assert KEY in Path(fleet.paths.secrets).read_text()
+    assert sglang_process.alive(state["identity"])
+
+
+def test_starts_and_stops_are_remembered_and_those_of_a_swap_are_its_own(module, load, fleet, call):
+    call(module, fleet.args(run="r1"))
+    call(module, fleet.stop_args(because="tired", stop_timeout=5))
+    lines = [json.loads(line) for line in Path(fleet.paths.history).read_text().splitlines()]
+    assert [(line["what"], line["who"]) for line in lines] == [("started", "alice@laptop"), ("stopped", "bob@desk")]
+    assert (lines[0]["after"], lines[0]["run"], lines[1]["before"], lines[1]["why"]) == ("nomtp", "r1", "nomtp", "tired")
+    write_state(fleet.paths.swap, {"run": "r2", "outcome": None, "before": {"profile": "nomtp"}})
+    call(module, fleet.args())
+    assert len(Path(fleet.paths.history).read_text().splitlines()) == 2
+
+
 def test_a_script_that_changed_alone_is_written_without_a_restart(module, fleet, call):
     args = fleet.args()
     pid = call(module, args)["pid"]

@@ -12,6 +12,7 @@ import sys
 
 import pytest
 from ansible.module_utils import sglang_managed
+from ansible.module_utils.sglang_log import read_startup
 from ansible.module_utils.sglang_managed import Managed, Refused, check_port, launch, remove_old_logs, stop, write_files
 from ansible.module_utils.sglang_process import boot_seconds, marked
 
@@ -20,8 +21,8 @@ class Thing(Managed):
     MAIN_PROCESS = "thing"
     SETTING = "choose another"
 
-    def cause_of_end(self, lines):
-        return next((line for line in lines if "because" in line), None)
+    def verdict_of_end(self, log):
+        return next(({"id": "x", "cause": line} for line in read_startup(log) if "because" in line), None)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from ansible.module_utils import sglang_state
 from ansible.module_utils.sglang_state import (
     Busy,
     Paths,
+    boot_of,
     launch_sha256,
     link_atomic,
     load_state,
@@ -25,6 +26,7 @@ from ansible.module_utils.sglang_state import (
     read_secrets,
     read_state,
     read_text,
+    remember,
     write_atomic,
     write_state,
 )
@@ -47,6 +49,9 @@ def test_the_files_of_a_server(tmp_path):
         "lock": "/srv/sglang/run/sglang_gpu0.lock",
         "secrets": "/srv/sglang/run/sglang_gpu0.secrets.yml",
         "bundles": "/srv/sglang/bundles/sglang_gpu0",
+        "swap": "/srv/sglang/run/sglang_gpu0.swap.json",
+        "history": "/srv/sglang/history/sglang_gpu0.jsonl",
+        "previous_script": "/srv/sglang/scripts/start_sglang_gpu0_previous.sh",
     }
     here = Paths(str(tmp_path / "new"), "s")
     here.make()
@@ -253,3 +258,32 @@ def test_the_state_is_json_that_people_can_read(tmp_path):
     path = tmp_path / "state.json"
     write_state(path, {"b": 1, "a": sys.maxsize})
     assert path.read_text() == json.dumps({"a": sys.maxsize, "b": 1, "schema": 1}, indent=2) + "\n"
+
+
+def test_a_boot_is_kept_with_its_script_also_from_a_state_file_that_has_none(tmp_path):
+    script = tmp_path / "start.sh"
+    script.write_text("exec true\n")
+    state = {
+        "argv": ["p", "-m", "s", "--host", "::1"],
+        "script": str(script),
+        "previous": {"profile": "a", "previous": {"b": 1}},
+    }
+    assert (boot_of(state)["script_text"], boot_of(state)["host"]) == ("exec true\n", "::1")
+    assert boot_of(state)["previous"] == {"profile": "a"}
+    assert boot_of({**state, "script_text": "exec false\n"})["script_text"] == "exec false\n"
+    script.unlink()
+    assert boot_of(state)["script_text"] is None
+    assert boot_of({**state, "argv": ["p"]})["host"] == "127.0.0.1" and boot_of({}) is None
+
+
+def test_keys_are_read_as_they_were_written(tmp_path):
+    paths = Paths(str(tmp_path), "sglang_gpu0")
+    paths.make()
+    assert read_secrets(paths) == {}
+    write_atomic(paths.secrets, 'admin-api-key: "b: c"\napi-key: "a\\"b"\n', 0o600)
+    assert read_secrets(paths) == {"admin-api-key": "b: c", "api-key": 'a"b'}
+
+
+def test_history_that_can_not_be_written_is_no_failure(tmp_path):
+    (tmp_path / "history").write_text("a file where a folder should be")
+    remember(Paths(str(tmp_path), "sglang_gpu0"), server="n-gpu0", what="started")

@@ -1,0 +1,93 @@
+#!/usr/bin/python
+# Copyright: sglang-fleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the servers of a node remember of starts, stops and swaps."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: sglang_history
+short_description: What was changed on the SGLang servers of a node, by whom and when
+description:
+  - Reads the histories that M(sglang_server) and M(sglang_swap) write. One call a node. Changes nothing.
+options:
+  root:
+    description: The fleet's folder on the node.
+    type: path
+    required: true
+  slugs:
+    description: Stems of the servers' files.
+    type: list
+    elements: str
+    required: true
+  limit:
+    description: The newest entries of each server that are told.
+    type: int
+    default: 50
+extends_documentation_fragment: [action_common_attributes]
+attributes:
+  check_mode: {support: full}
+  diff_mode: {support: none}
+  platform: {support: full, platforms: linux}
+author: [sglang-fleet contributors]
+"""
+
+EXAMPLES = r"""
+- name: Read what two servers remember
+  sglang_history:
+    root: /srv/sglang
+    slugs: [sglang_gpu0, sglang_gpu1]
+"""
+
+RETURN = r"""
+entries:
+  description:
+    - Oldest first, each with C(at) (UTC), C(server), C(what) (V(started), V(stopped), V(swapped), V(reverted), V(kept),
+      V(lost)), C(who), C(run), C(before), C(after) and C(why). Of a start, C(before) and C(after) are profiles; of a swap,
+      C(profile), C(release), C(model) and C(port).
+  returned: always
+  type: list
+  elements: dict
+"""
+
+import json
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.sglang_state import Paths, read_text
+
+
+def entries(path, limit):
+    """The newest entries of one server; a line that was cut is left out."""
+    found = []
+    for line in (read_text(path) or "").splitlines()[-limit:]:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and {"at", "server", "what"} <= set(entry):
+            found.append(entry)
+    return found
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "root": {"type": "path", "required": True},
+            "slugs": {"type": "list", "elements": "str", "required": True},
+            "limit": {"type": "int", "default": 50},
+        },
+        supports_check_mode=True,
+    )
+    found = []
+    for slug in module.params["slugs"]:
+        path = Paths(module.params["root"], slug).history
+        try:
+            found += entries(path, module.params["limit"])
+        except OSError as error:
+            module.fail_json(msg=f"{path} can't be read: {error.strerror}: run it as the user that runs the servers")
+    module.exit_json(changed=False, entries=sorted(found, key=lambda entry: entry["at"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,341 @@
+# Copyright: sglang-fleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Swaps of many servers over a real sshd: batches, a node that vanishes, a controller that is killed, two controllers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers.netns import netns_nodes
+from helpers.replay import make_replay_venv
+
+from ..conftest import ROOT, Fleet
+
+pytestmark = pytest.mark.netns
+
+MODELS = yaml.safe_load((ROOT / "group_vars/all/models.yml").read_text())
+SPEED = {"SGLANG_REPLAY_SPEED": "60"}
+GOES_ON = 240
+# A node that is gone is missed within seconds, and not tried again.
+IMPATIENT = {
+    "ANSIBLE_TIMEOUT": "3",
+    "ANSIBLE_SSH_RETRIES": "0",
+    "ANSIBLE_SSH_ARGS": "-o ControlMaster=auto -o ControlPersist=60s -o ServerAliveInterval=1 -o ServerAliveCountMax=2",
+}
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    with netns_nodes(4) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def fleet(nodes, replay_venv, tmp_path_factory):
+    """Four nodes of four servers, all with profile nomtp."""
+    folder = tmp_path_factory.mktemp("swap")
+    model = folder / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(MODELS["sglang_models"]["qwen3.6-27b"]["config"]))
+    made = Fleet(
+        folder,
+        {
+            node.name: {
+                **{name: value for name, value in node.inventory.items() if name.startswith("ansible_")},
+                "gpus": [0, 1, 2, 3],
+                "model": "qwen3.6-27b",
+                "env": SPEED,
+                "sglang_root": node.root,
+                "sglang_engine_venv": str(replay_venv),
+            }
+            for node in nodes
+        },
+        {
+            "sglang_models": {
+                "qwen3.6-27b": {
+                    "path": str(model), "served_name": "q", "hybrid": True, "args": {"load-format": "dummy"},
+                }
+            },
+            "benchmark": False,
+            "sglang_swap_settle_every": 1,
+        },
+    )  # fmt: skip
+    deployed = made.run("deploy", profile="nomtp")
+    assert deployed.rc == 0, deployed.stdout
+    yield made
+    assert made.run("stop").rc == 0
+
+
+def read(node, path):
+    """A JSON file of a node, empty when it is not there."""
+    text = node.run(f"cat {node.root}/{path}", check=False).stdout
+    return json.loads(text) if text else {}
+
+
+def states(nodes):
+    return {(node.name, gpu): read(node, f"run/sglang_gpu{gpu}.json") for node in nodes for gpu in range(4)}
+
+
+def until(condition, seconds=GOES_ON):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.1)
+    raise AssertionError(f"not within {seconds} s")
+
+
+def outcomes(result):
+    """The outcome of each server, as the end of a swap tells it."""
+    told = next(iter(result.tasks["Tell what came of it"].values()))["msg"]
+    rows = [line.split() for line in told.split("\n\n")[0].splitlines()[2:]]
+    return {row[0]: "not begun" if row[1] == "not" else row[1] for row in rows}
+
+
+def test_a_node_that_vanishes_in_the_middle_ends_the_roll_and_takes_nobody_along(fleet, nodes):
+    before = states(nodes)
+    victim = nodes[2]
+    results = []
+
+    def roll(**more):
+        results.append(fleet.run("swap", profile="mtp", settle=[1, 15], envvars=IMPATIENT, **more))
+
+    rolling = threading.Thread(target=roll)
+    rolling.start()
+
+    def watched():
+        """Is the victim watched now, by a task that a lost connection ends? It has answered the wait, and more than once."""
+        state = read(victim, "run/sglang_gpu0.json")
+        if state["profile"] != "mtp":
+            return False
+        return int(victim.run(f"grep -c 'POST /generate' {state['log']}", check=False).stdout or 0) >= 3
+
+    most_out = 0
+
+    def out():
+        """Servers that are not ready now, over all nodes."""
+        return sum(1 for state in states(nodes).values() if not state.get("ready_at") or state.get("stopping_at"))
+
+    try:
+        while True:
+            most_out = max(most_out, out())
+            if watched():
+                break
+            assert rolling.is_alive(), results and results[0].stdout
+        victim.cut()
+        rolling.join(GOES_ON)
+        assert results, "the roll came to an end"
+    finally:
+        victim.restore()
+    assert results[0].rc != 0
+    assert 1 <= most_out <= 4, "a canary, then a quarter of sixteen"
+    told = outcomes(results[0])
+    assert told.pop("node3-gpu0") == "lost", results[0].stdout
+    # node1-gpu0 was the canary, the batch after it is a server of each of four nodes; nobody else was touched.
+    swapped = {name for name, outcome in told.items() if outcome == "swapped"}
+    assert len(swapped) == 4 and "node1-gpu0" in swapped
+    assert {outcome for name, outcome in told.items() if name not in swapped} == {"not begun"}
+    after = states(nodes)
+    untouched = [key for key in before if f"{key[0]}-gpu{key[1]}" not in swapped | {"node3-gpu0"}]
+    assert len(untouched) == 11 and all(after[key] == before[key] for key in untouched)
+    assert "node3-gpu0 was not swapped: the node of node3-gpu0 does not answer" in results[0].stdout
+    assert read(nodes[0], "run/swap.lock.json") == {}, "the lock of the fleet is free"
+
+    roll(sglang_swap_serial="50%")
+    assert results[1].rc == 0, results[1].stdout
+    assert set(outcomes(results[1]).values()) == {"swapped", "unchanged"}
+    assert {state["profile"] for state in states(nodes).values()} == {"mtp"}
+    assert states(nodes)["node3", 0]["launched_at"] == after["node3", 0]["launched_at"], "it was started once: proven, not anew"
+    again = fleet.run("swap", profile="mtp")
+    assert again.rc == 0 and not any(again.changed(name) for name in told), again.stdout
+
+    # Two runs brought mtp, and one rollback undoes it on all.
+    back = fleet.run("swap", rollback=True, settle=[0], sglang_swap_serial=["100%"], sglang_min_ready=1)
+    assert back.rc != 0, "all at once leaves nobody"
+    assert "a batch of 16 would leave 0 of 16 servers serving and sglang_min_ready is 1" in back.stdout
+    back = fleet.run("swap", rollback=True, settle=[0], sglang_swap_serial=["50%"])
+    assert back.rc == 0, back.stdout
+    assert {key: state["argv"] for key, state in states(nodes).items()} == {key: state["argv"] for key, state in before.items()}
+
+
+class Controller:
+    """An ansible-playbook of its own, to be killed."""
+
+    def __init__(self, fleet, folder, *arguments, **options):
+        given = folder / "options.json"
+        given.write_text(json.dumps({"sglang_artifacts": str(fleet.artifacts), **fleet.options, **options}))
+        environ = {
+            **os.environ,
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_HOME": str(folder / "home"),
+            "ANSIBLE_NOCOLOR": "1",
+        }
+        self.log = folder / "killed.log"
+        self.process = subprocess.Popen(
+            [Path(sys.executable).parent / "ansible-playbook", "-i", fleet.inventory, "-e", f"@{given}", *arguments],
+            cwd=ROOT,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=self.log.open("wb"),
+            stderr=subprocess.STDOUT,
+        )
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(10)
+
+
+def begun(node):
+    swap = read(node, "run/sglang_gpu1.swap.json")
+    return bool(swap) and not swap.get("outcome")
+
+
+def stopped(node):
+    return begun(node) and read(node, "run/sglang_gpu1.json").get("stopped_at")
+
+
+def started(node):
+    state = read(node, "run/sglang_gpu1.json")
+    return begun(node) and not state.get("stopped_at") and state.get("profile") == "mtp"
+
+
+@pytest.mark.parametrize("point", [begun, stopped, started], ids=lambda point: point.__name__)
+def test_a_controller_that_is_killed_leaves_what_the_next_one_finishes(fleet, nodes, tmp_path, point):
+    node, server = nodes[1], "node2-gpu1"
+    home = fleet.run("swap", f"--limit {server}", profile="nomtp", settle=[0])
+    assert home.rc == 0, home.stdout
+    controller = Controller(fleet, tmp_path, "swap.yml", "--limit", server, profile="mtp", settle=[0])
+    try:
+        until(lambda: point(node))
+    finally:
+        controller.kill()
+    script = node.run(f"cat {node.root}/scripts/start_sglang_gpu1_previous.sh").stdout
+    assert "--speculative-algorithm" not in script and "exec " in script, "what ran can be started by hand"
+    again = fleet.run("swap", f"--limit {server}", profile="mtp", settle=[0])
+    assert again.rc == 0, again.stdout
+    assert outcomes(again) == {server: "swapped"}
+    state = read(node, "run/sglang_gpu1.json")
+    assert (state["profile"], state["stopped_at"], read(node, "run/sglang_gpu1.swap.json")["outcome"]) == (
+        "mtp",
+        None,
+        "swapped",
+    )
+    assert len(node.run(f"ps -o pid= -s {state['identity']['sid']}").stdout.split()) >= 1
+    assert "taken over" in again.stdout, "the lock of the one that was killed"
+
+
+def test_a_bad_profile_taken_up_after_a_kill_goes_back_to_what_ran_before_it(fleet, nodes, tmp_path):
+    node, server = nodes[1], "node2-gpu1"
+    assert fleet.run("swap", f"--limit {server}", profile="nomtp", settle=[0]).rc == 0
+    before = read(node, "run/sglang_gpu1.json")
+    bad = {"profile": "mtp", "settle": [0], "sglang_server_env": {**SPEED, "SGLANG_REPLAY": "f_mem_small"}}
+    controller = Controller(fleet, tmp_path, "swap.yml", "--limit", server, **bad)
+    try:
+        until(lambda: stopped(node))
+    finally:
+        controller.kill()
+    again = fleet.run("swap", f"--limit {server}", **bad)
+    assert again.rc != 0
+    assert outcomes(again) == {server: "reverted"}, again.stdout
+    after = read(node, "run/sglang_gpu1.json")
+    assert [after[key] for key in ("profile", "argv", "env", "launch_sha256")] == [
+        before[key] for key in ("profile", "argv", "env", "launch_sha256")
+    ]
+    assert "leave no memory for the hybrid model's state cache" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("env", "why"),
+    [
+        ({"SGLANG_REPLAY": "f_mem_small"}, "did not become ready"),
+        ({"SGLANG_REPLAY_FAULT": "bad_generate"}, "did not become ready"),
+        ({"SGLANG_REPLAY": "f_kill_sched_serving"}, "became ready, and"),
+    ],
+    ids=["cannot_start", "dies_at_the_first_request", "dies_later"],
+)
+def test_what_is_no_good_is_put_back_and_reaches_one_server_only(fleet, nodes, env, why):
+    before = states(nodes)
+    limit = "--limit node_node4"
+    rolled = fleet.run(
+        "swap", limit, profile="mtp", settle=[8], sglang_stage_limits={"ready": 3},
+        sglang_server_env={**SPEED, "SGLANG_REPLAY_SPEED": "30", **env}, sglang_swap_serial=["1", "100%"],
+    )  # fmt: skip
+    assert rolled.rc != 0
+    told = outcomes(rolled)
+    first = next(iter(told))
+    assert told == {name: "reverted" if name == first else "not begun" for name in told} and len(told) == 4, rolled.stdout
+    reason = next(res["msg"] for res in rolled.tasks["Fail for a server that was not swapped"].values() if res.get("msg"))
+    assert reason.startswith(f"{first} was not swapped: {first} {why}"), reason
+    after = states(nodes)
+    changed = [f"{name}-gpu{gpu}" for name, gpu in before if after[name, gpu] != before[name, gpu]]
+    assert changed == [first]
+    gpu = int(first[-1])
+    assert after["node4", gpu]["launch_sha256"] == before["node4", gpu]["launch_sha256"]
+
+
+def test_another_engine_model_and_port_are_a_swap_and_go_back(fleet, nodes, tmp_path):
+    node, server = nodes[3], "node4-gpu3"
+    other = make_replay_venv(tmp_path / "other")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(MODELS["sglang_models"]["qwen3.6-27b"]["config"]))
+    models = {"other": {"path": str(model), "served_name": "other", "hybrid": True, "args": {"load-format": "dummy"}}}
+    before = read(node, "run/sglang_gpu3.json")
+    swapped = fleet.run(
+        "swap", f"--limit {server}", settle=[0], sglang_engine_venv=str(other), sglang_port=31999, sglang_model="other",
+        sglang_models=fleet.options["sglang_models"] | models,
+    )  # fmt: skip
+    assert swapped.rc == 0, swapped.stdout
+    told = next(iter(swapped.tasks["Tell what will change"].values()))["msg"]
+    assert (
+        f"port: {before['port']} -> 31999" in told
+        and "model: qwen3.6-27b -> other" in told
+        and f"-> {other}/bin/python" in told
+    )
+    state = read(node, "run/sglang_gpu3.json")
+    assert (state["port"], state["argv"][0], state["record"]["model"]) == (31999, f"{other}/bin/python", "other")
+    assert "31999" in node.run("ss -ltn").stdout and str(before["port"]) not in node.run("ss -ltn").stdout
+    back = fleet.run("swap", f"--limit {server}", rollback=True, settle=[0])
+    assert back.rc == 0, back.stdout
+    assert read(node, "run/sglang_gpu3.json")["launch_sha256"] == before["launch_sha256"]
+
+
+def test_a_second_swap_is_refused_with_who_swaps_and_since_when(fleet, nodes, tmp_path):
+    controller = Controller(fleet, tmp_path, "swap.yml", "--limit", "node2-gpu1", profile="mtp", settle=[30])
+    try:
+        held = until(lambda: begun(nodes[1]) and read(nodes[0], "run/swap.lock.json"))
+        states_before = states(nodes[2:])
+        second = fleet.run("swap", "--limit node_node4", profile="mtp")
+    finally:
+        controller.kill()
+    assert second.rc != 0 and states(nodes[2:]) == states_before
+    said = next(iter(second.tasks["Hold the lock of the fleet"].values()))["msg"]
+    assert f"{held['who']} swaps this fleet since {held['since']}" in said and "so nothing was touched" in said
+
+    # A holder on a controller that nobody can look at is believed, until someone says otherwise.
+    lock = {**held, "pid_namespace": "pid:[1]"}
+    nodes[0].run(["sh", "-c", f"cat > {nodes[0].root}/run/swap.lock.json <<'E'\n{json.dumps(lock)}\nE"])
+    elsewhere = fleet.run("swap", "--limit node2-gpu1", profile="mtp", settle=[0])
+    assert elsewhere.rc != 0 and "-e take_over=true" in elsewhere.stdout
+    taken = fleet.run("swap", "--limit node2-gpu1", profile="mtp", settle=[0], take_over=True)
+    assert taken.rc == 0, taken.stdout
+    assert read(nodes[1], "run/sglang_gpu1.json")["profile"] == "mtp"
+
+
+def test_history_tells_who_changed_what_when(fleet, nodes):
+    told = fleet.run("history", "--limit node2-gpu1,node4-gpu0,node4-gpu1,node4-gpu2,node4-gpu3")
+    assert told.rc == 0, told.stdout
+    text = next(iter(told.tasks["Tell who changed what, and when"].values()))["msg"]
+    assert "nomtp -> mtp" in text and "reverted" in text and "swapped" in text
+    assert "leave no memory for the hybrid model's state cache" in text

@@ -1,0 +1,32 @@
+# Copyright: sglang-fleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The histories of a node's servers."""
+
+from __future__ import annotations
+
+import pytest
+from ansible.module_utils.sglang_state import Paths, remember
+
+
+@pytest.fixture
+def module(load):
+    return load("library", "sglang_history")
+
+
+def test_entries_of_several_servers_come_in_order_and_a_cut_line_is_left_out(module, call, tmp_path, monkeypatch):
+    times = iter(["2026-01-01T00:00:03Z", "2026-01-01T00:00:01Z", "2026-01-01T00:00:02Z"])
+    monkeypatch.setattr("ansible.module_utils.sglang_state.utc_now", lambda: next(times))
+    for slug, what in (("sglang_gpu0", "swapped"), ("sglang_gpu1", "started"), ("sglang_gpu1", "stopped")):
+        remember(Paths(str(tmp_path), slug), server=slug, what=what, who="alice")
+    with open(Paths(str(tmp_path), "sglang_gpu1").history, "a", encoding="utf-8") as stream:
+        stream.write('{"at": "2026-')
+    answer = call(module, {"root": str(tmp_path), "slugs": ["sglang_gpu0", "sglang_gpu1", "sglang_gpu2"]})
+    assert answer["changed"] is False
+    assert [entry["what"] for entry in answer["entries"]] == ["started", "stopped", "swapped"]
+    newest = call(module, {"root": str(tmp_path), "slugs": ["sglang_gpu1"], "limit": 2})
+    assert [entry["what"] for entry in newest["entries"]] == ["stopped"]
+
+
+def test_a_server_without_history_has_none(module, call, tmp_path):
+    assert call(module, {"root": str(tmp_path), "slugs": ["sglang_gpu0"]})["entries"] == []

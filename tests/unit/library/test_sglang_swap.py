@@ -1,0 +1,158 @@
+# Copyright: sglang-fleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The record of a swap: what is kept before a stop, what a second one finds, and how it is closed."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from ansible.module_utils.sglang_state import Paths, read_state, write_atomic, write_state
+
+KEY = "s3cret-of-the-tests"
+SCRIPT = "#!/bin/sh\nexec true\n"
+
+
+@pytest.fixture
+def module(load):
+    return load("library", "sglang_swap")
+
+
+class Server:
+    """A state file of a server that runs nomtp, and the module's arguments."""
+
+    def __init__(self, root):
+        self.paths = Paths(str(root), "sglang_gpu0")
+        self.paths.make()
+        self.runs("nomtp", previous={"profile": "older", "argv": ["old"], "previous": {"profile": "oldest"}})
+
+    def runs(self, profile, **more):
+        argv = ["/v/bin/python", "-m", "sglang.launch_server", "--host", "127.0.0.2", "--port", "1"]
+        state = {
+            "profile": profile, "argv": argv, "env": {"A": "1"}, "launch_sha256": profile,
+            "script": f"{self.paths.scripts}/s.sh", "script_text": SCRIPT, "port": 1,
+            "launched_in": "r0", "record": {"release": "0.5.17", "model": "q"}, **more,
+        }  # fmt: skip
+        write_state(self.paths.state, state)
+
+    def args(self, state="looked", **more):
+        return {
+            "name": "n-gpu0", "slug": "sglang_gpu0", "root": self.paths.root, "state": state,
+            "run": "r1", "who": "alice@laptop", **more,
+        }  # fmt: skip
+
+    def begin(self, **more):
+        wanted = {"profile": "mtp", "argv": ["b"], "env": {}, "port": 2, "record": {"release": "0.5.18", "model": "q"}}
+        return self.args("begun", **{"wanted": wanted, **more})
+
+    @property
+    def swap(self):
+        return read_state(self.paths.swap)
+
+    @property
+    def history(self):
+        return [json.loads(line) for line in Path(self.paths.history).read_text().splitlines()]
+
+
+@pytest.fixture
+def server(tmp_path):
+    return Server(tmp_path / "fleet")
+
+
+def test_a_look_tells_what_a_failure_would_go_back_to_and_writes_nothing(module, server, call):
+    before = sorted(os.walk(server.paths.root))
+    answer = call(module, server.args())
+    assert (answer["changed"], answer["swap"], answer["running"], answer["last_run"]) == (False, None, None, "r0")
+    assert (answer["before"]["profile"], answer["before"]["host"], answer["before"]["script_text"]) == (
+        "nomtp",
+        "127.0.0.2",
+        SCRIPT,
+    )
+    assert answer["before"]["previous"] == {"profile": "older", "argv": ["old"]}, "one boot is kept along, not a chain"
+    assert answer["previous"]["profile"] == "older"
+    assert sorted(os.walk(server.paths.root)) == before
+
+
+def test_what_runs_is_kept_whole_before_anything_is_stopped(module, server, call):
+    write_atomic(server.paths.secrets, f'api-key: "{KEY}"\n', 0o600)
+    answer = call(module, server.begin(secrets={"api-key": "another"}))
+    assert answer["rc"] == 0 and KEY not in json.dumps(answer) and "another" not in json.dumps(answer)
+    swap = server.swap
+    assert swap["before"]["secrets"] == {"api-key": KEY} and swap["before"]["argv"][0] == "/v/bin/python"
+    assert (swap["from"]["profile"], swap["to"]["profile"], swap["to"]["port"], swap["outcome"]) == ("nomtp", "mtp", 2, None)
+    assert stat.S_IMODE(os.stat(server.paths.swap).st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(server.paths.previous_script).st_mode) == 0o700
+    assert Path(server.paths.previous_script).read_text() == SCRIPT
+    assert answer["swap"]["run"] == "r1" and "before" not in answer["swap"]
+
+
+def test_a_swap_over_one_that_was_cut_goes_back_to_what_was_proven(module, server, call):
+    call(module, server.begin())
+    noted = call(module, server.args("noted", note={"benchmark": [{"output_tok_s": 3}]}))
+    assert noted["swap"]["benchmark"] == [{"output_tok_s": 3}]
+    server.runs("mtp")
+    answer = call(module, {**server.begin(seen="r1"), "run": "r2"})
+    assert (answer["rc"], answer["before"]["profile"]) == (0, "nomtp")
+    assert server.swap["benchmark"] == [{"output_tok_s": 3}], "measured before the stop: nobody can do it again"
+
+
+def test_a_swap_that_someone_began_meanwhile_is_not_taken_up(module, server, call):
+    call(module, server.begin())
+    answer = call(module, {**server.begin(), "run": "r2", "who": "bob@desk"})
+    assert "another swap of this server is under way, alice@laptop began one at" in answer["msg"]
+    assert server.swap["run"] == "r1"
+    ended = call(module, {**server.args("ended", outcome="swapped"), "run": "r2"})
+    assert "its swap was taken over by alice@laptop" in ended["msg"]
+
+
+@pytest.mark.parametrize("outcome", ["swapped", "reverted", "kept"])
+def test_an_end_closes_it_and_is_remembered(module, server, call, outcome):
+    call(module, server.begin())
+    answer = call(module, server.args("ended", outcome=outcome, why="because"))
+    assert (answer["swap"], server.swap["outcome"]) == (None, outcome)
+    (line,) = server.history
+    assert {key: line[key] for key in ("server", "what", "who", "run", "why")} == {
+        "server": "n-gpu0", "what": outcome, "who": "alice@laptop", "run": "r1", "why": "because",
+    }  # fmt: skip
+    assert (line["before"]["release"], line["after"]["release"]) == ("0.5.17", "0.5.18")
+
+
+def test_a_lost_server_stays_open(module, server, call):
+    call(module, server.begin())
+    answer = call(module, server.args("ended", outcome="lost", why="its node is gone"))
+    assert answer["swap"]["outcome"] == "lost"
+    again = call(module, {**server.begin(seen="r1"), "run": "r2"})
+    assert (again["rc"], again["before"]["profile"]) == (0, "nomtp")
+
+
+def test_a_way_back_to_what_ran_is_called_reverted(module, server, call):
+    from ansible.module_utils.sglang_state import launch_sha256
+
+    sha = launch_sha256(["b"], {}, {})
+    server.runs("nomtp", launch_sha256=sha)
+    call(module, server.begin())
+    call(module, server.args("ended", outcome="swapped"))
+    assert server.swap["outcome"] == "reverted" and "was cut before" in server.swap["why"]
+
+
+def test_a_server_whose_script_is_gone_is_not_begun(module, server, call):
+    server.runs("nomtp", script_text=None)
+    answer = call(module, server.begin())
+    assert "can't be kept" in answer["msg"] and "nothing was stopped" in answer["msg"]
+    assert server.swap == {}
+
+
+def test_check_mode_writes_nothing(module, server, call):
+    answer = call(module, server.begin(), check=True)
+    assert (answer["rc"], server.swap, os.path.exists(server.paths.previous_script)) == (0, {}, False)
+
+
+def test_a_folder_that_takes_nothing_is_an_error_in_one_sentence(module, server, call):
+    os.rename(server.paths.run, server.paths.run + ".away")
+    Path(server.paths.run).touch()
+    answer = call(module, server.begin())
+    assert answer["rc"] == 1 and "free space there" in answer["msg"]
