@@ -266,4 +266,5 @@ class FilterModule:
             "sglang_deploy_report": deploy_report,
             "sglang_plan_report": plan_report,
             "sglang_status_report": status_report,
+            "sglang_table": table,
         }

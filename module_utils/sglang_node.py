@@ -107,6 +107,19 @@ def _gpus_by_smi():
     ]
 
 
+def driver():
+    """The release of the node's NVIDIA driver, None where there is none."""
+    try:
+        with open("/proc/driver/nvidia/version", encoding="utf-8") as stream:
+            found = re.search(r"Kernel Module\D*?\s([0-9][0-9.]+)\s", stream.read())
+    except OSError:
+        found = None
+    if found:
+        return found.group(1)
+    rows = _smi("--query-gpu=driver_version")
+    return rows[0][0] if rows else None
+
+
 def gpus():
     """The node's GPUs as nvidia-smi numbers them; empty where there are none or no driver."""
     found = _gpus_by_nvml()
