@@ -236,7 +236,7 @@ def _of_server(folder, server):
     return found
 
 
-def report(folders, servers, out, made_at, required=False):
+def report(folders, servers, out, required=False):
     """The comparisons of some servers as data and text, and as a page where matplotlib is there to draw it."""
     records = [record for folder in dict.fromkeys(folders) for server in servers for record in _of_server(folder, server)]
     comparisons = filter_loader.get("sglang_comparisons").j2_function(records)
@@ -245,6 +245,7 @@ def report(folders, servers, out, made_at, required=False):
         if required:
             raise AnsibleActionFail(f"nothing was measured yet on {', '.join(servers)}: compare.yml measures profiles")
         return {"comparisons": [], "text": text, "page": None}
+    made_at = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %z")
     try:
         html = filter_loader.get("sglang_compare_page").j2_function(comparisons, made_at)
     except AnsibleError as error:

@@ -195,7 +195,7 @@ def speeds(servers, records, output_tokens):
         same_kind = [r for r in like if kind is not None and list(r["gpus"]) == list(kind)]
         neighbours = [r for r in like if kind is None and r["node"] == server["node"] and _count(r) == server["gpus"]]
         found = source = None
-        for candidates, why in ((own, None), (same_kind, "the same GPU"), (neighbours, "the same node")):
+        for candidates, why in ((own, None), (same_kind, "its kind"), (neighbours, "the same node")):
             candidates = _newest(candidates)
             found = _best(candidates, output_tokens)
             if found:
@@ -219,15 +219,19 @@ def _count(record):
 
 
 def _newest(records):
-    """Of measurements with several launches, releases or series, those like the newest one."""
+    """Of measurements with several launches, releases or series, those like the newest one; repeated ones where there are any."""
     if not records:
         return []
     last = max(records, key=lambda record: record["at"])
-    alike = [record for record in records if _key(record) == _key(last)]
-    launches = {}
-    for record in sorted(alike, key=lambda record: record["at"]):
-        launches[record["server"]] = (record["launch_sha256"], record["series"])
-    return [record for record in alike if (record["launch_sha256"], record["series"]) == launches[record["server"]]]
+    launches, series, kept = {}, {}, []
+    for record in sorted(records, key=lambda record: record["at"]):
+        if _key(record) == _key(last):
+            launches[record["server"]] = record["launch_sha256"]
+    for record in records:
+        if _key(record) == _key(last) and record["launch_sha256"] == launches[record["server"]]:
+            series[record["server"]] = max(series.get(record["server"], ""), record["series"])
+            kept.append(record)
+    return [record for record in kept if record["series"] == series[record["server"]]]
 
 
 def told(moment):
