@@ -53,8 +53,7 @@ def workloads(
     """What to send: one workload a shape, with an id that is the same for the same load. Refuses what can't be measured."""
     if not isinstance(profiles, list) or not profiles:
         raise AnsibleActionFail(
-            "compare.yml needs profiles to compare: add -e '{\"profiles\": [\"nomtp\", \"mtp\"]}';"
-            f" known are {', '.join(known)}"
+            f'compare.yml needs profiles to compare: add -e \'{{"profiles": ["nomtp", "mtp"]}}\'; known are {", ".join(known)}'
         )
     unknown = [name for name in profiles if name not in known]
     if unknown:
@@ -164,7 +163,9 @@ def todo(folder, server, launches, workloads, concurrencies, repeats, release, m
                 turns.append({"profile": profile, "repeat": repeat, "todo": left})
     busy = (runs_now or {}).get("running")
     if turns and busy:
-        display.warning(f"{server} has {busy} requests running: it is stopped all the same, and they get the stop's time to finish")
+        display.warning(
+            f"{server} has {busy} requests running: it is stopped all the same, and they get the stop's time to finish"
+        )
     return {
         "series": series,
         "turns": turns,

@@ -28,7 +28,9 @@ class ActionModule(ActionBase):
         asked = {name: arguments[name] for name in ASKED if arguments.get(name) is not None}
         for name in ("samples", "output_tokens"):
             if name not in asked:
-                raise AnsibleActionFail(f"eta.yml needs -e {name}=…: samples is how many generations, output_tokens of how many")
+                raise AnsibleActionFail(
+                    f"eta.yml needs -e {name}=…: samples is how many generations, output_tokens of how many"
+                )
         now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
         eta, show = (filter_loader.get(name).j2_function for name in ("sglang_eta", "sglang_eta_report"))
         try:

@@ -168,9 +168,7 @@ def _profile(name, records):
         "stages": {stage: stat([(boot["stages"] or {}).get(stage) for boot in boots]) for stage in stages},
         "cap": stat([boot["cap"] for boot in boots]),
         "memory": _memory(boots),
-        "refused": [
-            {"server": record["server"], "repeat": record["repeat"], "error": record["error"]} for record in refused
-        ],
+        "refused": [{"server": record["server"], "repeat": record["repeat"], "error": record["error"]} for record in refused],
         "errors": [
             {"server": record["server"], "repeat": record["repeat"], "error": record["error"]}
             for record in measured
@@ -258,9 +256,7 @@ def comparisons(records):
             if record["launch_sha256"]:
                 launches[record["server"], record["profile"]] = record["launch_sha256"]
         like = [
-            record
-            for record in kept
-            if record["launch_sha256"] in (None, launches.get((record["server"], record["profile"])))
+            record for record in kept if record["launch_sha256"] in (None, launches.get((record["server"], record["profile"])))
         ]
         if any(record["kind"] == "measured" for record in like):
             found.append(compare(like))
@@ -397,9 +393,7 @@ def report(found):
             if profile["ready_s"]:
                 start.append([marked(profile), shown(profile["ready_s"]), shown(profile["cap"], 0), profile["boots"]])
         parts.append(f"{title(one)}\n{one['crossover']['text']}")
-        parts.append(
-            "Median (least-most) of the runs\n" + table(speed, ["profile", "at once", "tok/s", "accepted", "runs"])
-        )
+        parts.append("Median (least-most) of the runs\n" + table(speed, ["profile", "at once", "tok/s", "accepted", "runs"]))
         parts.append("Milliseconds, median (least-most)\n" + table(delay, ["profile", "at once", "TTFT", "TPOT", "runs"]))
         if start:
             parts.append(table(start, ["profile", "seconds to ready", "max running", "boots"]))

@@ -219,7 +219,7 @@ def _count(record):
 
 
 def _newest(records):
-    """Of measurements with several launches, releases or series, those like the newest one; repeated ones where there are any."""
+    """Of measurements with several launches, releases or series those like the newest; of compare.yml where there are any."""
     if not records:
         return []
     last = max(records, key=lambda record: record["at"])
@@ -260,7 +260,13 @@ def report(result, servers=None):
     parts = []
     if servers:
         rows = [
-            [server["name"], server["profile"], server["concurrency"], show(server["tok_s"]), (server["tok_s"] or {}).get("runs")]
+            [
+                server["name"],
+                server["profile"],
+                server["concurrency"],
+                show(server["tok_s"]),
+                (server["tok_s"] or {}).get("runs"),
+            ]
             for server in servers
         ]
         headers = ["server", "profile", "at once", "tok/s, median (least-most)", "runs"]

@@ -210,9 +210,7 @@ class Plots:
         """Memory planned (a stroke) and observed (a bar), by profile."""
         rows = []
         for number, profile in enumerate(self.comparison["profiles"]):
-            told = [
-                row for row in profile["memory"] if MEMORY_GIB.match(row["figure"]) and row["planned"] and row["observed"]
-            ]
+            told = [row for row in profile["memory"] if MEMORY_GIB.match(row["figure"]) and row["planned"] and row["observed"]]
             if told:
                 rows.append((None, profile["name"], number))
                 rows += [(row, memory_name(row["figure"]), number) for row in told]
@@ -296,9 +294,7 @@ def page_svg(text, prefix):
 
 
 def _looks(names):
-    return [
-        {"name": name, "colour": n % len(SERIES), "mark": MARKS[MARKERS[n % len(MARKERS)]]} for n, name in enumerate(names)
-    ]
+    return [{"name": name, "colour": n % len(SERIES), "mark": MARKS[MARKERS[n % len(MARKERS)]]} for n, name in enumerate(names)]
 
 
 def _drawn(profiles):

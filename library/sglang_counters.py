@@ -114,9 +114,7 @@ def watch(server, seconds, slices, timeout):
             moment, tokens = now, more
     except ValueError as why:
         return {**entry, "detail": str(why)}
-    entry.update(
-        running=int(metric(text, "sglang:num_running_reqs")), waiting=int(metric(text, "sglang:num_queue_reqs") or 0)
-    )
+    entry.update(running=int(metric(text, "sglang:num_running_reqs")), waiting=int(metric(text, "sglang:num_queue_reqs") or 0))
     middle = statistics.median(speeds)
     if middle <= 0:
         return {**entry, "detail": f"it generated nothing ({entry['running']} requests running)"}

@@ -27,7 +27,10 @@ def run(concurrency, tok_s, accept=None, failed=0, **more):
         "output_tok_s": tok_s if known else None,
         "total_tok_s": tok_s * 1.5 if known else None,
         "ttft_ms": {"median": 70.0 + 9 * concurrency if known else None, "p99": 90.0 + 30 * concurrency if known else None},
-        "tpot_ms": {"median": 1000 * concurrency / tok_s if known else None, "p99": 1200 * concurrency / tok_s if known else None},
+        "tpot_ms": {
+            "median": 1000 * concurrency / tok_s if known else None,
+            "p99": 1200 * concurrency / tok_s if known else None,
+        },
         "accept_length": accept,
         **more,
     }
@@ -67,14 +70,24 @@ def record(profile="nomtp", runs=(), repeat=1, **more):
 def boot(profile="nomtp", repeat=1):
     """What a turn tells of its start."""
     mtp = profile.startswith("mtp")
-    memory = {"weights_gib": (51.05, 51.05), "kv_gib": (22.43, 22.28), "mamba_ssm_gib": (3.52, 3.52), "kv_tokens": (367751, 365151)}
+    memory = {
+        "weights_gib": (51.05, 51.05),
+        "kv_gib": (22.43, 22.28),
+        "mamba_ssm_gib": (3.52, 3.52),
+        "kv_tokens": (367751, 365151),
+    }
     if mtp:
         memory["draft_weights_gib"] = (5.53, 5.53)
     return {
         "launched_at": f"2026-11-29T10:{repeat:02}:00Z {profile}",
         "ready_s": 84.0 + repeat + 5 * mtp,
         "stages": {
-            "import": 40.0 + repeat, "weights": 4.5, "state pool": 0.4, "KV pool": 0.5, "graph capture": 33.0 + 5 * mtp, "warm-up": 5.6,
+            "import": 40.0 + repeat,
+            "weights": 4.5,
+            "state pool": 0.4,
+            "KV pool": 0.5,
+            "graph capture": 33.0 + 5 * mtp,
+            "warm-up": 5.6,
         },
         "cap": 18 if not mtp else 16,
         "memory": [{"figure": name, "planned": planned, "observed": seen} for name, (planned, seen) in memory.items()],
