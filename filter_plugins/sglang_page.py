@@ -196,6 +196,7 @@ class Plots:
                 range(len(profiles)),
                 xerr=_spread(ready),
                 fmt="none",
+                color=INK,
                 ecolor=INK,
                 capsize=4,
             )
