@@ -23,6 +23,7 @@ GIB = 1 << 30
 GB = 10**9
 MIB = 1 << 20
 QUERY_SECONDS = 30
+DRIVER = "/proc/driver/nvidia/version"
 HEADER_BYTES = 100 << 20  # the format's own limit
 
 
@@ -110,8 +111,8 @@ def _gpus_by_smi():
 def driver():
     """The release of the node's NVIDIA driver, None where there is none."""
     try:
-        with open("/proc/driver/nvidia/version", encoding="utf-8") as stream:
-            found = re.search(r"Kernel Module\D*?\s([0-9][0-9.]+)\s", stream.read())
+        with open(DRIVER, encoding="utf-8") as stream:
+            found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", stream.read())
     except OSError:
         found = None
     if found:

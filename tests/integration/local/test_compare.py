@@ -145,6 +145,22 @@ def test_metrics_are_called_what_dashboard_and_alerts_call_them(fleet, compared)
     assert yaml.safe_load((home / "prometheus.yml").read_text())["rule_files"] == ["alerts.yml"]
 
 
+def test_prompts_of_a_file_are_sent(fleet, compared, tmp_path):
+    lines = [{"prompt": f"The quick brown fox jumps {n} times"} for n in range(3)]
+    lines.append({"messages": [{"role": "user", "content": "Why does the fox jump?"}]})
+    path = tmp_path / "job.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    given = {"sglang_benchmark_prompts": str(path), "sglang_benchmark_min_prompts": 4, "sglang_benchmark_output_tokens": 16}
+    result = fleet.run("benchmark", cmdline=f"--limit {SERVER}", sglang_benchmark_concurrencies=[1], **given)
+    assert result.rc == 0, result.stdout
+    kept = [json.loads(one.read_text()) for one in (fleet.artifacts / "benchmarks" / SERVER).glob("*.json")]
+    (record,) = [one for one in kept if "comparison" not in one["labels"]]
+    (run,) = record["runs"]
+    assert (record["outcome"], run["completed"], run["failed"], run["output_tokens"]) == ("measured", 4, 0, 64)
+    assert len(record["asked"]["prompts_sha256"]) == 64
+    assert not (fleet.root / "benchmarks" / SERVER / "prompts.jsonl").exists()
+
+
 def test_a_job_is_dated_from_what_was_measured_and_from_what_runs(fleet, compared):
     job = {"samples": 1000, "output_tokens": 100}
     measured = fleet.run("eta", profile="wide", **job)
