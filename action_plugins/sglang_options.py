@@ -26,6 +26,8 @@ TYPES = {
     "dict": "a mapping",
 }
 
+LEAST = {0: "from 0 on", 1: "above 0"}
+
 
 class ActionModule(ActionBase):
     """See ``ansible-doc sglang_options``."""
@@ -61,7 +63,7 @@ class ActionModule(ActionBase):
             if wrong or given[name] is None or given[name] == "":
                 raise AnsibleActionFail(f"-e {name} is {given[name]!r}: expected {TYPES[kind]}")
             if kind == "int" and int(given[name]) < least:
-                raise AnsibleActionFail(f"-e {name} is {given[name]!r}: expected a whole number above {least - 1}")
+                raise AnsibleActionFail(f"-e {name} is {given[name]!r}: expected a whole number {LEAST[least]}")
 
     def _refuse_blank_limit(self):
         # Ansible takes it for no limit at all: `--limit "$UNSET"` would be the whole fleet.

@@ -305,8 +305,9 @@ def report(result, servers=None):
     split = result["even_split"]
     if split and split["hours"] > hours["median"] * 1.02:
         lines.append(f"with equal shares instead of a queue: {duration(split['hours'])}, {split['last']} is last")
-    if result["unknown"]:
-        lines.append(f"not counted, speed unknown: {', '.join(result['unknown'])}")
+    reasons = {server["name"]: server["source"] for server in servers or [] if server["tok_s"] is None}
+    for name in result["unknown"]:
+        lines.append(f"not counted: {name}: {reasons.get(name) or 'its speed is not known'}")
     return "\n\n".join([*parts, "\n".join(lines)])
 
 

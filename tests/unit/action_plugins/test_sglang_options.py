@@ -12,7 +12,15 @@ from types import SimpleNamespace
 import pytest
 from ansible.errors import AnsibleActionFail
 
-OPTIONS = {"profile": "str", "replace": "bool", "benchmark": "bool", "status_json": "path", "every": "int", "share": "float"}
+OPTIONS = {
+    "profile": "str",
+    "replace": "bool",
+    "benchmark": "bool",
+    "status_json": "path",
+    "every": "int",
+    "share": "float",
+    "done": "count",
+}
 GROUPS = {
     "sglang_servers": ["n1-gpu0", "n1-gpu1", "n2-gpu0"],
     "sglang_nodes": ["n1", "n2"],
@@ -56,6 +64,7 @@ def test_good_options_pass(run):
         "every": "5",
         "share": 0.5,
         "status_json": "x.json",
+        "done": "0",
         "sglang_root": "/x",
     }
     assert run(given) == {"changed": False, "who": f"{getpass.getuser()}@{socket.gethostname()}"}
@@ -81,6 +90,9 @@ def test_another_variable_is_not_ours_to_judge(run, name):
         ({"profile": ""}, "-e profile is '': expected text"),
         ({"profile": None}, "-e profile is None: expected text"),
         ({"every": "soon"}, "-e every is 'soon': expected a whole number"),
+        ({"every": "0"}, "-e every is '0': expected a whole number above 0"),
+        ({"done": "-1"}, "-e done is '-1': expected a whole number from 0 on"),
+        ({"done": True}, "-e done is True: expected a whole number"),
         ({"share": "half"}, "-e share is 'half': expected a number"),
         ({"status_json": ""}, "-e status_json is '': expected a path"),
     ],

@@ -74,7 +74,9 @@ def test_servers_that_hold_it_back_and_one_more_gpu():
     assert result["even_split"] == {"hours": 48.0, "last": "c"}
     text = report(result)
     assert "held back by c: 40.0 tok/s where 100 is usual, costs 4.8 h" in text
-    assert "not counted, speed unknown: d" in text
+    assert "not counted: d: its speed is not known" in text
+    told_why = report(result, [server("d", profile="p", concurrency=None, source="connection refused")])
+    assert "not counted: d: connection refused" in told_why
     assert "with equal shares instead of a queue: 48.0 h (2.0 days), c is last" in text
 
 
