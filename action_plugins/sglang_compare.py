@@ -133,14 +133,17 @@ def todo(folder, server, launches, workloads, concurrencies, repeats, release, m
     """What of a comparison is not measured yet on a server, in turns A B C A B C, and what an interrupted run left to do."""
     records = _of_server(folder, server)
     wanted = {workload["id"] for workload in workloads}
-    alike = [
-        record
-        for record in records
-        if record["kind"] == "measured"
-        and record["workload"]["id"] in wanted
-        and (record["release"], record["model"], record["gpus"]) == (release, model, gpus)
+    like_this = [
+        record for record in records if (record.get("release"), record.get("model"), record["gpus"]) == (release, model, gpus)
     ]
-    series = max((record["series"] for record in alike), default=None)
+    alike = [record for record in like_this if record["kind"] == "measured" and record["workload"]["id"] in wanted]
+    # A series that was begun and cut before it had anything is gone on with too.
+    begun = [
+        record
+        for record in like_this
+        if record["kind"] == "begin" and wanted & {workload["id"] for workload in record["workloads"]}
+    ]
+    series = max((record["series"] for record in alike + begun), default=None)
     now = _now()
     if fresh or series is None:
         series = now

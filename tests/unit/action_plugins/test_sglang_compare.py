@@ -44,7 +44,8 @@ def keep(act, tmp_path):
 
     def _keep(kind="measured", **more):
         at = f"2026-11-29T10:{next(times)}:00.000Z"
-        base = record(**more) if kind == "measured" else {"server": "node1-gpu0", "series": "2026-11-29T10:00:00.000Z", **more}
+        head = {"server": "node1-gpu0", "series": "2026-11-29T10:00:00.000Z", "gpus": [], **more}
+        base = record(**more) if kind == "measured" else head
         return act(do="keep", folder=str(tmp_path), record={**base, "kind": kind, "at": at})["record"]
 
     return _keep
@@ -181,6 +182,17 @@ def test_only_the_newest_series_is_gone_on_with(todo, keep):
     answer = todo(launches={"nomtp": "nomtp-launch"}, repeats=1)
     assert answer["series"] == "2026-12-01T00:00:00.000Z"
     assert answer["turns"][0]["todo"][0]["concurrencies"] == [4]
+
+
+def test_a_series_that_was_cut_before_it_had_anything_is_gone_on_with(todo, keep):
+    keep(runs=[run(1, 10.0), run(4, 20.0)])
+    begun = {"series": "2026-12-01T00:00:00.000Z", "gpus": ["NVIDIA H200"], "workloads": [WORKLOAD], "launches": LAUNCHES}
+    keep("begin", before=STOPPED, model="another", release="0.5.17", **begun)
+    keep("end", put_back=True, gpus=["NVIDIA H200"])
+    assert todo()["series"] == "2026-11-29T10:00:00.000Z"
+    keep("begin", before=STOPPED, model="qwen3.6-27b", release="0.5.17", **begun)
+    answer = todo(repeats=1)
+    assert (answer["series"], len(answer["turns"])) == ("2026-12-01T00:00:00.000Z", 2)
 
 
 def test_a_busy_server_is_warned_of(todo, act):
