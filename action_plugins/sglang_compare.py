@@ -190,12 +190,12 @@ def _before(records, runs_now, launches):
         elif record["kind"] == "end" and record["put_back"]:
             begun = None
     if begun is None:
-        return {"of": None, **now}
+        return {**now, "of": None}
     launch = (now.get("started_with") or {}).get("launch_sha256") if now.get("pid") else None
     # What a comparison started itself, or nothing: it was cut. Anything else was deployed since, and stays.
     if launch is None or launch in begun["launches"].values() or launch in launches.values():
-        return {"of": begun["at"], **begun["before"]}
-    return {"of": None, **now}
+        return {**begun["before"], "of": begun["at"]}
+    return {**now, "of": None}
 
 
 def _now():

@@ -30,7 +30,7 @@ METRIC = re.compile(r"sglang:[a-z0-9_]+")
 
 @pytest.fixture(scope="module")
 def fleet(engine, tmp_path_factory):
-    """Two servers of one kind, of which the first runs profile wide."""
+    """Two servers of one kind, of which the first runs profile narrow."""
     venv, model = engine
     first, second = free_ports(2)
     fleet = Fleet(
@@ -55,7 +55,7 @@ def fleet(engine, tmp_path_factory):
         "sglang_models": {"tiny": {"path": str(model), "served_name": "tiny"}},
         "sglang_profiles": PROFILES,
     }
-    deployed = fleet.run("deploy", cmdline=f"--limit {SERVER}", profile="wide", benchmark=False, prometheus=True)
+    deployed = fleet.run("deploy", cmdline=f"--limit {SERVER}", profile="narrow", benchmark=False, prometheus=True)
     assert deployed.rc == 0, deployed.stdout
     yield fleet
     stopped = fleet.run("stop", sglang_stop_timeout=5)
@@ -125,13 +125,15 @@ def test_what_ran_before_is_put_back(fleet, compared):
     assert runs_now(fleet)[:3] == before[:3]
     assert requests.get(f"{fleet.url}/health", timeout=30).status_code == 200
     (begin,), (end,) = records(fleet, "begin"), records(fleet, "end")
-    assert (begin["before"]["profile"], end["put_back"]) == ("wide", True)
+    assert (begin["before"]["profile"], end["put_back"]) == ("narrow", True)
+    # Started anew after profile wide, and not found as it was left.
+    assert runs_now(fleet)[3] > before[3]
 
 
 def test_metrics_are_called_what_dashboard_and_alerts_call_them(fleet, compared):
     home = fleet.artifacts / "prometheus"
     (target,) = json.loads((home / f"targets/{SERVER}.json").read_text())
-    assert target["labels"] == {"node": "here", "server": SERVER, "profile": "wide"}
+    assert target["labels"] == {"node": "here", "server": SERVER, "profile": "narrow"}
     assert [path.name for path in (home / "targets").iterdir()] == [f"{SERVER}.json"]
     # A streamed answer of several tokens, after which SGLang has all its histograms.
     body = {"text": "The quick", "stream": True, "sampling_params": {"max_new_tokens": 64, "ignore_eos": True}}

@@ -219,9 +219,12 @@ def test_what_runs_now_is_put_back(todo):
 
 @pytest.mark.parametrize("now", [STOPPED, running("mtp", "mtp-launch"), running("nomtp", "nomtp-launch")])
 def test_after_a_cut_run_it_is_what_ran_before_that(todo, keep, now):
-    begun = keep("begin", before=running("old", "old-launch"), launches=LAUNCHES)
+    begun = keep("begin", before={"of": None, **running("old", "old-launch")}, launches=LAUNCHES)
     keep("end", put_back=False, error="no memory")
-    assert todo(runs_now=now)["before"] == {"of": begun["at"], **running("old", "old-launch")}
+    assert todo(runs_now=now)["before"] == {**running("old", "old-launch"), "of": begun["at"]}
+    # Cut once more: what ran before the first of them.
+    again = keep("begin", before={"of": begun["at"], **running("old", "old-launch")}, launches=LAUNCHES)
+    assert todo(runs_now=now)["before"] == {**running("old", "old-launch"), "of": again["at"]}
     keep("end", put_back=True, error=None)
     assert todo(runs_now=now)["before"] == {"of": None, **now}
 
