@@ -17,6 +17,8 @@ from ansible.plugins.loader import filter_loader
 
 SCHEMA = 1
 FIGURES = ("output_tok_s", "total_tok_s", "ttft_ms", "tpot_ms", "ttft_p99_ms", "tpot_p99_ms", "accept_length")
+# What a log tells of memory without a plan beside it: name in a plan, name in the log.
+OBSERVED = {"weights_gib": "weights_gib", "kv_tokens": "kv_tokens", "mamba_slots": "state_slots"}
 RANDOM_WEIGHTS = "weights are random (load-format dummy), so the acceptance length is not a trained model's"
 RANDOM_TOKENS = "acceptance on random tokens says nothing of a job's text: measure with -e prompts=FILE"
 
@@ -135,10 +137,14 @@ def _cells(records):
 
 
 def _memory(boots):
-    """Planned and observed, by figure, over the boots of a profile."""
+    """Planned and observed, by figure, over the boots of a profile; observed alone where there was no plan."""
     rows = {}
     for boot in boots:
-        for row in boot.get("memory") or []:
+        seen = boot.get("observed") or {}
+        alone = [
+            {"figure": figure, "planned": None, "observed": seen[name]} for figure, name in OBSERVED.items() if seen.get(name)
+        ]
+        for row in boot.get("memory") or alone:
             rows.setdefault(row["figure"], []).append(row)
     return [
         {

@@ -105,6 +105,13 @@ def test_start_and_memory_have_their_spread():
     assert (tokens["planned"]["median"], tokens["observed"]["median"], tokens["observed"]["runs"]) == (367751, 365151, 3)
 
 
+def test_without_a_plan_memory_is_what_was_observed():
+    unplanned = record(runs=[run(1, 10)])
+    unplanned["boot"] = {**unplanned["boot"], "memory": [], "observed": {"kv_tokens": 8192, "state_slots": None, "other": 1}}
+    (row,) = compare([unplanned])["profiles"][0]["memory"]
+    assert row == {"figure": "kv_tokens", "planned": None, "observed": {"median": 8192, "min": 8192, "max": 8192, "runs": 1}}
+
+
 def test_one_boot_that_served_two_workloads_counts_once():
     both = [record(runs=[run(1, 10)]), record(runs=[run(4, 10)], at="2026-11-29T10:02:00.000Z")]
     assert compare(both)["profiles"][0]["boots"] == 1
