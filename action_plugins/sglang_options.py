@@ -30,6 +30,8 @@ TYPES = {
     "dict": "a mapping",
 }
 
+LEAST = {0: "from 0 on", 1: "above 0"}
+
 
 class ActionModule(ActionBase):
     """See ``ansible-doc sglang_options``."""
@@ -70,13 +72,14 @@ class ActionModule(ActionBase):
                 if given[name] not in kind:
                     raise AnsibleActionFail(f"-e {name} is {given[name]!r}: expected {' or '.join(kind)}")
                 continue
+            kind, least = ("int", 0) if kind == "count" else (kind, 1)
             if kind == "int" and isinstance(given[name], bool):
                 raise AnsibleActionFail(f"-e {name} is {given[name]!r}: expected {TYPES[kind]}")
             wrong = ArgumentSpecValidator({name: {"type": kind}}).validate({name: given[name]}).error_messages
             if wrong or given[name] is None or given[name] == "":
                 raise AnsibleActionFail(f"-e {name} is {given[name]!r}: expected {TYPES[kind]}")
-            if kind == "int" and int(given[name]) <= 0:
-                raise AnsibleActionFail(f"-e {name} is {given[name]!r}: expected a whole number above 0")
+            if kind == "int" and int(given[name]) < least:
+                raise AnsibleActionFail(f"-e {name} is {given[name]!r}: expected a whole number {LEAST[least]}")
 
     def _refuse_blank_limit(self):
         # Ansible takes it for no limit at all: `--limit "$UNSET"` would be the whole fleet.

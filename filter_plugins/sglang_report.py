@@ -400,4 +400,5 @@ class FilterModule:
             "sglang_router_report": router_report,
             "sglang_status_report": status_report,
             "sglang_swap_report": swap_report,
+            "sglang_table": table,
         }

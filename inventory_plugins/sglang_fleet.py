@@ -216,8 +216,8 @@ class InventoryModule(BaseFileInventoryPlugin):
             raise FleetError("nodes is empty: name at least one node with its gpus")
         common = _mapping("vars", config.get("vars"))
         _check_keys("vars", common, (), ("ansible_", "sglang_"))
-        # The last is filled by the playbooks; named here so that Ansible does not warn of an unknown group.
-        for group in ("sglang_nodes", "sglang_servers", "sglang_one_a_node"):
+        # The last two are filled by the playbooks; named here so that Ansible does not warn of an unknown group.
+        for group in ("sglang_nodes", "sglang_servers", "sglang_one_a_node", "sglang_compared"):
             self.inventory.add_group(group)
         servers, groups = [], {}
         for order, (name, node) in enumerate(nodes.items()):

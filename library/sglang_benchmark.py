@@ -41,8 +41,18 @@ options:
     type: list
     elements: int
     default: [1, 4, 16, 48]
+  prompts:
+    description:
+      - A file on the node with the prompts to send, one JSON mapping a line, with C(prompt) or C(text), which are sent as they
+        are, or with C(messages) or C(conversations), which are written with the model's chat template as far as the first
+        answer. Without it the tokens are random, and O(input_tokens) are sent.
+      - The server's prefix cache is emptied before each concurrency, since all of them send the same prompts. There must be
+        as many prompts as the largest concurrency sends.
+    type: path
   input_tokens:
-    description: Tokens in each request, at least 1. Together with O(output_tokens) they must fit the context.
+    description:
+      - Tokens in each request, at least 1. Together with O(output_tokens) they must fit the context. Not read with
+        O(prompts).
     type: int
     default: 128
   output_tokens:
@@ -151,7 +161,7 @@ log:
   returned: when it ran
   type: str
 command:
-  description: What to type to repeat each run by hand. Where it says C(RECORDS), a private file stood.
+  description: What to type to repeat each run by hand. Where it says C(RECORDS) or C(PROMPTS), a private file stood.
   returned: always
   type: list
   elements: str
@@ -189,13 +199,16 @@ import urllib.request
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_benchmark import (
+    CHAT_DRIVER,
     DRIVER,
     NO_TEXT,
     command_line,
+    custom_dataset,
     failures,
     last_line,
     number_of_requests,
     parse_records,
+    read_prompts,
     storable,
     summarise,
 )
@@ -293,25 +306,32 @@ class Benchmark:
         self.raw = os.path.join(self.asked["output_dir"], self.asked["label"] + ".jsonl")
         self.log = os.path.join(self.asked["output_dir"], self.asked["label"] + ".log")
 
-    def command_lines(self, output_file):
+    def requests(self, concurrency):
+        return number_of_requests(concurrency, self.asked["prompts_per_concurrency"], self.asked["min_prompts"])
+
+    def command_lines(self, output_file, prompts=None):
         return [
             command_line(
                 base_url=self.server.base_url,
                 served_model_name=self.asked["served_model_name"],
                 tokenizer=self.asked["tokenizer"],
                 concurrency=concurrency,
-                requests=number_of_requests(concurrency, self.asked["prompts_per_concurrency"], self.asked["min_prompts"]),
+                requests=self.requests(concurrency),
                 input_tokens=self.asked["input_tokens"],
                 output_tokens=self.asked["output_tokens"],
                 seed=seed,
                 output_file=output_file,
+                prompts=prompts,
             )
             for concurrency, seed in zip(self.asked["concurrencies"], self.seeds)
         ]
 
     def command(self):
         start = [self.python, "-m", "sglang.bench_serving"]
-        return [shlex.join(start + arguments) for arguments in self.command_lines("RECORDS")]
+        return [
+            shlex.join(start + arguments)
+            for arguments in self.command_lines("RECORDS", "PROMPTS" if self.asked["prompts"] else None)
+        ]
 
     def reserve(self):
         """Create the file of the records, so that a label is used once."""
@@ -335,12 +355,54 @@ class Benchmark:
         # bench_serving writes the server's keys into its records: they stay in a folder of our own, and go.
         private = tempfile.mkdtemp(prefix="sglang_benchmark_", dir=self.module.tmpdir)
         try:
-            self._run(os.path.join(private, "records.jsonl"), private)
+            prompts = self._prompts(os.path.join(private, "prompts.jsonl")) if self.asked["prompts"] else None
+            self._run(os.path.join(private, "records.jsonl"), private, prompts)
         finally:
             shutil.rmtree(private, ignore_errors=True)
 
-    def _run(self, records, cwd):
-        arguments = [self.python, "-c", DRIVER, records, json.dumps(self.command_lines(records))]
+    def _prompts(self, path):
+        """Write the prompts as bench_serving reads them, and return the path."""
+        source = self.asked["prompts"]
+        try:
+            with open(source, encoding="utf-8") as file:
+                prompts = read_prompts(file.read())
+        except OSError as error:
+            raise BenchmarkError(f"Cannot read {source} ({error.strerror}): set prompts to a file on the node.") from error
+        except ValueError as error:
+            raise BenchmarkError(f"{source}: {error}: each line is a JSON mapping with one of these.") from error
+        most = max(self.requests(concurrency) for concurrency in self.asked["concurrencies"])
+        if len(prompts) < most:
+            raise BenchmarkError(
+                f"{source} has {len(prompts)} prompts and concurrency {max(self.asked['concurrencies'])} sends {most}:"
+                " give more prompts, or lower concurrencies or prompts_per_concurrency."
+            )
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(custom_dataset(self._texts(prompts)))
+        return path
+
+    def _texts(self, prompts):
+        """The prompts as text, chats through the model's own template."""
+        chats = [prompt for prompt in prompts if not isinstance(prompt, str)]
+        if not chats:
+            return prompts
+        arguments = [self.python, "-c", CHAT_DRIVER, self.asked["tokenizer"]]
+        try:
+            done = subprocess.run(
+                arguments, input=json.dumps(chats), env=self._environment(), capture_output=True, text=True,
+                timeout=self.asked["timeout"], check=False,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise BenchmarkError(f"Cannot write the chats with {self.python} ({error}): is the engine whole?") from error
+        if done.returncode != 0:
+            raise BenchmarkError(
+                f"{self.asked['tokenizer']} cannot write the chats of {self.asked['prompts']} ({last_line(done.stderr)}):"
+                " give prompts as text, or a model with a chat template."
+            )
+        written = iter(json.loads(done.stdout.splitlines()[-1]))
+        return [prompt if isinstance(prompt, str) else next(written) for prompt in prompts]
+
+    def _run(self, records, cwd, prompts):
+        arguments = [self.python, "-c", DRIVER, records, json.dumps(self.command_lines(records, prompts))]
         status = None
         try:
             with open(self.log, "wb") as log:
@@ -427,6 +489,8 @@ class Benchmark:
         raise BenchmarkError(f"sglang.bench_serving ended without a record of concurrency {current}: see {self.log}.")
 
     def _refusal(self):
+        if self.asked["prompts"]:
+            return None  # which of the texts it was is not known
         return self.server.refusal(self.asked["input_tokens"], self.asked["output_tokens"])
 
     def _output(self):
@@ -476,6 +540,7 @@ def main():
             served_model_name=dict(type="str", required=True),
             tokenizer=dict(type="path", required=True),
             concurrencies=dict(type="list", elements="int", default=[1, 4, 16, 48]),
+            prompts=dict(type="path"),
             input_tokens=dict(type="int", default=128),
             output_tokens=dict(type="int", default=256),
             prompts_per_concurrency=dict(type="int", default=4),

@@ -44,6 +44,10 @@ gpus:
   returned: always
   type: list
   elements: dict
+driver:
+  description: Release of the NVIDIA driver, null without one.
+  returned: always
+  type: str
 host_memory:
   description: C(total_gb), C(available_gb) and C(cgroup_limit_gb) (null without a limit), in GB of 1e9 bytes.
   returned: always
@@ -66,7 +70,7 @@ boot_id:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_node import engine, gpus, host_memory, model
+from ansible.module_utils.sglang_node import driver, engine, gpus, host_memory, model
 from ansible.module_utils.sglang_process import boot_id
 
 
@@ -77,6 +81,7 @@ def main():
     module.exit_json(
         changed=False,
         gpus=gpus(),
+        driver=driver(),
         host_memory=host_memory(),
         engine=engine(),
         models={folder: model(folder) for folder in dict.fromkeys(module.params["models"])},

@@ -35,14 +35,30 @@ LEAST_OUTPUT = 0.95
 
 NO_TEXT = "the server answered without any text, see its log"
 
+# Writes chats as the server's own chat endpoint would, with the model's template; a tokenizer adds the first token itself.
+# Argument: the model's folder. In: a JSON list of lists of messages. Out: a JSON list of texts.
+CHAT_DRIVER = """
+import json, sys
+from transformers import AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], local_files_only=True, trust_remote_code=False)
+texts = []
+for messages in json.load(sys.stdin):
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    start = tokenizer.bos_token
+    texts.append(text[len(start):] if start and text.startswith(start) else text)
+json.dump(texts, sys.stdout)
+"""
+
 
 def number_of_requests(concurrency, per_concurrency, least):
     """How many requests to send at this concurrency."""
     return max(concurrency * per_concurrency, least)
 
 
-def command_line(base_url, served_model_name, tokenizer, concurrency, requests, input_tokens, output_tokens, seed, output_file):
-    """The arguments of one `python -m sglang.bench_serving`."""
+def command_line(
+    base_url, served_model_name, tokenizer, concurrency, requests, input_tokens, output_tokens, seed, output_file, prompts=None
+):
+    """The arguments of one `python -m sglang.bench_serving`; `prompts` is a file of texts, without it tokens are random."""
     return [
         "--backend",
         "sglang",
@@ -55,16 +71,7 @@ def command_line(base_url, served_model_name, tokenizer, concurrency, requests, 
         served_model_name,
         "--tokenizer",
         tokenizer,
-        "--dataset-name",
-        "random-ids",
-        # Token ids: as text, the server would count other lengths than the ones asked for.
-        "--tokenize-prompt",
-        "--random-input-len",
-        str(input_tokens),
-        "--random-output-len",
-        str(output_tokens),
-        "--random-range-ratio",
-        "1",
+        *(_texts(prompts, output_tokens) if prompts else _random(input_tokens, output_tokens)),
         "--num-prompts",
         str(requests),
         "--max-concurrency",
@@ -79,6 +86,61 @@ def command_line(base_url, served_model_name, tokenizer, concurrency, requests, 
         "--output-file",
         output_file,
     ]
+
+
+def _random(input_tokens, output_tokens):
+    # Token ids: as text, the server would count other lengths than the ones asked for.
+    words = ["--dataset-name", "random-ids", "--tokenize-prompt", "--random-range-ratio", "1"]
+    return [*words, "--random-input-len", str(input_tokens), "--random-output-len", str(output_tokens)]
+
+
+def _texts(path, output_tokens):
+    # Runs share their texts, and no run may find those of the run before in the prefix cache.
+    return ["--dataset-name", "custom", "--dataset-path", path, "--sharegpt-output-len", str(output_tokens), "--flush-cache"]
+
+
+def read_prompts(text):
+    """Prompts of a JSONL file: texts as they are, chats as lists of messages. ValueError names the first line that is none.
+
+    A line has `prompt` or `text` (a string), `messages` (of `role` and `content`), or `conversations` (the same, or
+    ShareGPT's `from` and `value`), of which what comes before the first answer is taken.
+    """
+    prompts = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            prompts.append(_prompt(json.loads(line)))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ValueError(f"line {number} has no prompt, text, messages or conversations to send") from None
+    if not prompts:
+        raise ValueError("it holds no line")
+    return prompts
+
+
+def _prompt(entry):
+    for key in ("prompt", "text"):
+        if key in entry:
+            if not isinstance(entry[key], str) or not entry[key].strip():
+                raise ValueError(key)
+            return entry[key]
+    messages = []
+    for turn in entry.get("messages") or entry["conversations"]:
+        role = {"human": "user", "gpt": "assistant"}.get(turn.get("from"), turn.get("from")) or turn["role"]
+        content = turn["content"] if "content" in turn else turn["value"]
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise ValueError("a turn without text")
+        if role == "assistant":
+            break
+        messages.append({"role": role, "content": content})
+    if not messages:
+        raise ValueError("no question")
+    return messages
+
+
+def custom_dataset(texts):
+    """The lines of bench_serving's dataset `custom`. It sends the first turn and wants a second one to be there."""
+    return "".join(json.dumps({"conversations": [{"content": text}, {"content": "-"}]}) + "\n" for text in texts)
 
 
 def parse_records(text):
@@ -98,7 +160,7 @@ def failures(record):
     An error inside a stream that began with HTTP 200 (an input longer than the context) is counted by bench_serving as
     completed, with all its tokens; only the missing first token tells.
     """
-    asked = record["random_output_len"]
+    asked = record.get("sharegpt_output_len") or record["random_output_len"]
     found = []
     for error, ttft, tokens in zip(record["errors"], record["ttfts"], record["output_lens"]):
         if error:

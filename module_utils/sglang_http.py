@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import re
+
 try:
     import requests
 except ImportError:
@@ -14,6 +16,9 @@ MISSING_REQUESTS = (
     "Python {python} has no module requests, which the engine's own Python has:"
     " run this with ansible_python_interpreter set to the engine's python, or install requests there"
 )
+# A sample of Prometheus' text format, and one label of it.
+SAMPLE = re.compile(r"(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)")
+LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 PROMPT = "The quick brown fox"
 PROMPT_TOKENS = 4
 
@@ -67,6 +72,11 @@ class Client:
         except ValueError:
             return answer.status_code, answer.text
 
+    def text(self, path, timeout):
+        """The text of a path, or None when it answers with another status than 200."""
+        answer = self._ask("GET", path, timeout)
+        return answer.text if answer.status_code == 200 else None
+
     def generate(self, timeout):
         """One real generation; None when it came, else what was wrong. Some faults show only here."""
         body = {"text": PROMPT, "sampling_params": {"max_new_tokens": PROMPT_TOKENS, "temperature": 0, "ignore_eos": True}}
@@ -78,6 +88,16 @@ class Client:
         except (ValueError, KeyError, TypeError):
             return f"/generate answered 200 without a text: {answer.text[:300]}"
         return None if isinstance(text, str) else f"/generate answered with {type(text).__name__} for a text"
+
+
+def metric(text, name, **labels):
+    """The sum of a metric's samples in the text of /metrics that have these labels; None where there is none."""
+    values = []
+    for line in text.splitlines():
+        found = SAMPLE.match(line)
+        if found and found["name"] == name and labels.items() <= dict(LABEL.findall(found["labels"] or "")).items():
+            values.append(float(found["value"]))
+    return sum(values) if values else None
 
 
 def loads(client, timeout):

@@ -23,6 +23,7 @@ GIB = 1 << 30
 GB = 10**9
 MIB = 1 << 20
 QUERY_SECONDS = 30
+DRIVER = "/proc/driver/nvidia/version"
 HEADER_BYTES = 100 << 20  # the format's own limit
 
 
@@ -109,6 +110,19 @@ def _gpus_by_smi():
         }
         for index, uuid, name, total, free in rows
     ]
+
+
+def driver():
+    """The release of the node's NVIDIA driver, None where there is none."""
+    try:
+        with open(DRIVER, encoding="utf-8") as stream:
+            found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", stream.read())
+    except OSError:
+        found = None
+    if found:
+        return found.group(1)
+    rows = _smi("--query-gpu=driver_version")
+    return rows[0][0] if rows else None
 
 
 def gpus():

@@ -23,7 +23,15 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 MODULES = sorted(path.stem for path in (ROOT / "library").glob("*.py"))
 # Pages of actions that run on the controller: as modules they only say so.
-PAGES = ("sglang_launch_spec", "sglang_options", "sglang_plan", "sglang_record", "sglang_router_spec")
+PAGES = (
+    "sglang_compare",
+    "sglang_eta",
+    "sglang_launch_spec",
+    "sglang_options",
+    "sglang_plan",
+    "sglang_record",
+    "sglang_router_spec",
+)
 ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
 SPECIFIED = [role for role in ROLES if (ROOT / "roles" / role / "meta" / "argument_specs.yml").is_file()]
 PLAYBOOKS = sorted(

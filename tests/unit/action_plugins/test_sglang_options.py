@@ -22,6 +22,7 @@ OPTIONS = {
     "status_json": "path",
     "every": "int",
     "share": "float",
+    "done": "count",
 }
 GROUPS = {
     "sglang_servers": ["n1-gpu0", "n1-gpu1", "n2-gpu0"],
@@ -67,6 +68,7 @@ def test_good_options_pass(run):
         "every": "5",
         "share": 0.5,
         "status_json": "x.json",
+        "done": "0",
         "sglang_root": "/x",
     }
     told = run(given)
@@ -101,6 +103,9 @@ def test_another_variable_is_not_ours_to_judge(run, name):
         ({"profile": ""}, "-e profile is '': expected text"),
         ({"profile": None}, "-e profile is None: expected text"),
         ({"every": "soon"}, "-e every is 'soon': expected a whole number"),
+        ({"every": "0"}, "-e every is '0': expected a whole number above 0"),
+        ({"done": "-1"}, "-e done is '-1': expected a whole number from 0 on"),
+        ({"done": True}, "-e done is True: expected a whole number"),
         ({"share": "half"}, "-e share is 'half': expected a number"),
         ({"status_json": ""}, "-e status_json is '': expected a path"),
     ],

@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import stat
+import sys
 import threading
 from pathlib import Path
 
@@ -95,6 +96,52 @@ def test_a_measurement_returns_a_run_for_each_concurrency_and_changes_nothing(ru
     assert [each["seed"] for each in result["runs"]] == [1, 2]
     assert result["runs"][0]["output_tok_s"] == 404.458
     assert "--max-concurrency 8" in result["command"][1]
+
+
+def prompts(tmp_path, *lines):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return str(path)
+
+
+def test_prompts_are_sent_and_leave_nothing_behind(run, engine, tmp_path):
+    path = prompts(tmp_path, *({"prompt": f"question {number}"} for number in range(32)))
+    asked = tmp_path / "asked"
+    result = run(
+        python=engine("measured", f'echo "$4" > {asked}; cat "$(dirname "$3")/prompts.jsonl" >> {asked}'), prompts=path
+    )
+    assert result["changed"] is False
+    commands, *lines = asked.read_text(encoding="utf-8").splitlines()
+    sent = json.loads(commands)[0][json.loads(commands)[0].index("--dataset-path") + 1]
+    assert not os.path.exists(sent)
+    assert json.loads(lines[0])["conversations"][0]["content"] == "question 0"
+    assert len(lines) == 32
+    assert "--dataset-path PROMPTS" in result["command"][0]
+
+
+def test_chats_are_written_with_the_models_template(run, engine, tmp_path):
+    chats = [{"messages": [{"role": "user", "content": f"question {number}"}]} for number in range(31)]
+    path = prompts(tmp_path, {"text": "as it is"}, *chats)
+    asked = tmp_path / "asked"
+    answer = 'import json, sys; print(json.dumps(["<" + chat[0]["content"] + ">" for chat in json.load(sys.stdin)]))'
+    # What the driver of the templates would answer: the content of each chat between marks.
+    script = f"""case "$2" in
+*apply_chat_template*) {sys.executable} -c '{answer}';;
+*) cat "{DATA}/measured.jsonl" > "$3"; cat "$(dirname "$3")/prompts.jsonl" > {asked};;
+esac"""
+    run(python=engine(script=script), prompts=path)
+    texts = [json.loads(line)["conversations"][0]["content"] for line in asked.read_text(encoding="utf-8").splitlines()]
+    assert texts[:3] == ["as it is", "<question 0>", "<question 1>"]
+    failing = run(python=engine(script="echo no template >&2; exit 1"), prompts=path, label="again")
+    assert "cannot write the chats of" in failing["msg"] and "(no template)" in failing["msg"]
+
+
+def test_bad_prompts_are_told(run, engine, tmp_path):
+    assert "Cannot read /no/such (No such file" in run(python=engine("measured"), prompts="/no/such")["msg"]
+    few = run(python=engine("measured"), prompts=prompts(tmp_path, {"prompt": "one"}), label="few")
+    assert "has 1 prompts and concurrency 8 sends 32" in few["msg"]
+    bad = run(python=engine("measured"), prompts=prompts(tmp_path, {"question": "one"}), label="bad")
+    assert "line 1 has no prompt" in bad["msg"]
 
 
 def test_the_stored_records_hold_no_key_of_the_server(run, engine):

@@ -16,7 +16,7 @@ def test_a_node_without_gpus(load, call, tmp_path, monkeypatch):
     models = [str(tmp_path), "/no/such/model", str(tmp_path)]
     answer = call(load("library", "sglang_node_info"), {"models": models}, check=True)
     assert (answer["rc"], answer["changed"]) == (0, False)
-    assert answer["gpus"] == []
+    assert (answer["gpus"], answer["driver"]) == ([], None)
     assert list(answer["models"]) == [str(tmp_path), "/no/such/model"]
     assert answer["models"][str(tmp_path)]["weight_bytes"] == 3
     assert answer["models"]["/no/such/model"]["problem"].startswith("there is no model folder /no/such/model")

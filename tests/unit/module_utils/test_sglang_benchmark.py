@@ -37,6 +37,64 @@ def test_command_line_asks_for_fixed_lengths_and_never_looks_a_model_up():
     assert flags["--seed"] == "7"
 
 
+def test_texts_of_a_file_are_sent_with_an_empty_cache():
+    arguments = benchmark.command_line("http://127.0.0.1:1", "tiny", "/model", 8, 32, 128, 256, 7, "/out", "/prompts")
+    flags = dict(zip(arguments, arguments[1:]))
+    assert (flags["--dataset-name"], flags["--dataset-path"], flags["--sharegpt-output-len"]) == ("custom", "/prompts", "256")
+    assert "--flush-cache" in arguments
+    # bench_serving refuses token ids with texts, and the lengths of random tokens are not those of texts.
+    assert not {"--tokenize-prompt", "--random-input-len"} & set(arguments)
+
+
+@pytest.mark.parametrize(
+    ("line", "prompt"),
+    [
+        ({"prompt": "a b"}, "a b"),
+        ({"text": "a\u2028b"}, "a\u2028b"),
+        ({"messages": [{"role": "user", "content": "q"}]}, [{"role": "user", "content": "q"}]),
+        (
+            {
+                "messages": [
+                    {"role": "system", "content": "s"},
+                    {"role": "user", "content": "q"},
+                    {"role": "assistant", "content": "a"},
+                ]
+            },
+            [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}],
+        ),
+        (
+            {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
+            [{"role": "user", "content": "q"}],
+        ),
+    ],
+)
+def test_prompts_are_read_in_the_forms_that_people_have(line, prompt):
+    assert benchmark.read_prompts(json.dumps(line, ensure_ascii=False) + "\n\n") == [prompt]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "no json", "[]", "3", "{}", '{"prompt": ""}', '{"prompt": 3}', '{"messages": []}', '{"messages": "q"}',
+        '{"messages": [{"role": "user", "content": ["an image"]}]}', '{"conversations": [{"from": "gpt", "value": "a"}]}',
+    ],
+)  # fmt: skip
+def test_a_line_that_is_no_prompt_is_named(line):
+    with pytest.raises(ValueError, match="line 2 has no prompt"):
+        benchmark.read_prompts('{"prompt": "good"}\n' + line)
+
+
+def test_the_dataset_has_a_line_a_text():
+    (line,) = benchmark.custom_dataset(["one\ntwo"]).splitlines()
+    assert json.loads(line)["conversations"][0]["content"] == "one\ntwo"
+
+
+def test_an_answer_to_a_text_is_short_of_what_was_asked_of_texts():
+    (record, *_rest) = recorded("measured")
+    assert benchmark.failures({**record, "sharegpt_output_len": 64, "random_output_len": 1024}) == []
+    assert len(benchmark.failures({**record, "sharegpt_output_len": 128, "random_output_len": 64})) == 8
+
+
 def test_a_measured_run_is_summed_up_with_the_figures_of_bench_serving():
     first, second = recorded("measured")
     assert benchmark.failures(first) == []

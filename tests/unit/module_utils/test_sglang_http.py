@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.sglang_http import Client, Silent, loads, server_info
+from ansible.module_utils.sglang_http import Client, Silent, loads, metric, server_info
 from helpers.replay import RECORDINGS
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "http"
@@ -205,6 +205,22 @@ def test_counters_of_several_ranks_are_put_together(client, server):
         "release": "1", "running": 2, "waiting": 4, "token_usage": 0.5, "output_tok_s": 20.1, "cap": 16, "kv_tokens": 200,
         "accept_length": 2.5,
     }  # fmt: skip
+
+
+def test_a_metric_is_summed_over_the_samples_that_have_its_labels():
+    text = (RECORDINGS / "e96_mtp_hicache" / "metrics.txt").read_text(encoding="utf-8")
+    assert metric(text, "sglang:realtime_tokens_total", mode="decode") == 9.0
+    assert metric(text, "sglang:realtime_tokens_total", mode="prefill_compute") == 105.0
+    assert metric(text, "sglang:realtime_tokens_total", mode="none") is None
+    assert metric(text, "sglang:realtime_tokens") is None
+    ranks = 'a{r="0",x="say \\"hi\\", {b}"} 1\na{r="1"} 2.5e1\na 4\n# a 9\na_total{r="0"} 7\n'
+    assert [metric(ranks, "a"), metric(ranks, "a", r="1"), metric(ranks, "a", r="0")] == [30.0, 25.0, 1.0]
+
+
+def test_the_text_of_a_path(client, server):
+    server.answers["/metrics"] = (200, "a 1", 0)
+    assert client.text("/metrics", 5) == "a 1"
+    assert client.text("/other", 5) is None
 
 
 @pytest.mark.parametrize("body", ["{}", '{"loads": []}', "null", "no json", "[1, 2]", '"text"'])

@@ -257,6 +257,7 @@ def test_the_engine_is_the_one_of_this_python(replay_venv):
 SMI = """#!/bin/sh
 case "$1" in
 --query-gpu=index,uuid,name,memory.total,memory.free) {gpus} ;;
+--query-gpu=driver_version) echo 580.95.05 ;;
 --query-compute-apps=gpu_uuid,pid,used_memory) {apps} ;;
 *) exit 2 ;;
 esac
@@ -291,6 +292,23 @@ def test_gpus_by_nvidia_smi(smi):
             "processes": [{"pid": 4242, "used_gib": 136.72}],
         },
     ]
+
+
+@pytest.mark.parametrize("kind", ["x86_64 Kernel Module ", "Open Kernel Module for x86_64 "])
+def test_the_driver_is_told_by_the_kernel(tmp_path, monkeypatch, kind):
+    (tmp_path / "version").write_text(
+        f"NVRM version: NVIDIA UNIX {kind} 580.95.05  Release Build  (dvs)\nGCC version: 12.3.0\n"
+    )
+    monkeypatch.setattr(sglang_node, "DRIVER", str(tmp_path / "version"))
+    assert sglang_node.driver() == "580.95.05"
+
+
+def test_the_driver_is_told_by_nvidia_smi_where_the_kernel_does_not(smi, monkeypatch, tmp_path):
+    monkeypatch.setattr(sglang_node, "DRIVER", str(tmp_path / "none"))
+    smi(TWO)
+    assert sglang_node.driver() == "580.95.05"
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    assert sglang_node.driver() is None
 
 
 def test_gpus_without_their_processes(smi):

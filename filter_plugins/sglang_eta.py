@@ -1,0 +1,318 @@
+# Copyright: sglang-fleet contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""When a job of many generations will be done on a fleet, from speeds that were measured, read live, or given.
+
+Pure functions. Speeds are output tokens a second; a figure is a mapping ``median``, ``min``, ``max`` and ``runs``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import statistics
+
+from ansible.errors import AnsibleFilterError, AnsibleTypeError
+from ansible.plugins.loader import filter_loader
+
+SCHEMA = 1
+HOUR = 3600
+DAY = 24 * HOUR
+# A server below this share of the fleet's median speed a GPU holds it back.
+HOLDS_BACK = 0.9
+
+
+def _whole(what, value, least):
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise AnsibleTypeError(f"{what} is {value!r}: expected a whole number")
+    if value < least:
+        raise AnsibleFilterError(f"{what} is {value}: expected {least} or more")
+    return value
+
+
+def _speed(what, value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise AnsibleTypeError(f"{what} is {value!r}: expected a number")
+    if not math.isfinite(value) or value <= 0:
+        raise AnsibleFilterError(f"{what} is {value}: expected a number above 0")
+    return float(value)
+
+
+def _moment(now):
+    try:
+        moment = datetime.datetime.fromisoformat(now)
+    except (TypeError, ValueError):
+        moment = None
+    if moment is None or moment.utcoffset() is None:
+        raise AnsibleFilterError(f"now is {now!r}: expected a time with its zone, such as 2026-11-29T18:00:00+01:00")
+    return moment
+
+
+def _later(moment, seconds):
+    try:
+        return (moment + datetime.timedelta(seconds=seconds)).isoformat(timespec="minutes")
+    except OverflowError:
+        raise AnsibleFilterError(
+            f"at this speed the job takes {seconds / DAY / 365.25:.3g} years: check samples, output_tokens and tok_s"
+        ) from None
+
+
+def eta(servers, samples, output_tokens, now, done=0, tok_s=None):
+    """When ``samples`` generations of ``output_tokens`` are done, of which ``done`` are already.
+
+    ``servers``: one mapping a server with ``name``, ``gpus`` (how many; 1 on the CPU) and ``tok_s`` (a figure, or None where
+    nothing is known). ``tok_s``: a speed of the whole fleet, taken instead of theirs. ``now``: with its zone.
+    """
+    if not isinstance(servers, list):
+        raise AnsibleTypeError(f"sglang_eta needs a list of servers, got {type(servers).__name__}")
+    samples, output_tokens = _whole("samples", samples, 1), _whole("output_tokens", output_tokens, 1)
+    if _whole("done", done, 0) > samples:
+        raise AnsibleFilterError(f"done is {done} and samples is {samples}: more can't be done than there are")
+    moment, tokens = _moment(now), (samples - done) * output_tokens
+    known = [server for server in servers if server["tok_s"] is not None]
+    if tok_s is not None:
+        given = _speed("tok_s", tok_s)
+        speed = {"median": given, "min": given, "max": given, "runs": 0}
+        gpus = sum(server["gpus"] for server in servers)
+    elif known:
+        for server in known:
+            _speed(f"tok_s of {server['name']}", server["tok_s"]["median"])
+        speed = {key: round(sum(server["tok_s"][key] for server in known), 3) for key in ("median", "min", "max")}
+        speed["runs"] = min(server["tok_s"]["runs"] for server in known)
+        gpus = sum(server["gpus"] for server in known)
+    else:
+        raise AnsibleFilterError(
+            "no server's speed is known: measure it with compare.yml or benchmark.yml, read it with -e live=true,"
+            " or give the fleet's with -e tok_s=…"
+        )
+    seconds = tokens / speed["median"]
+    spread = speed["runs"] > 1
+    if spread and speed["min"] <= 0:
+        spread = False  # a slice without a token: there is no latest finish
+    slowest, fastest = (tokens / speed["min"], tokens / speed["max"]) if spread else (None, None)
+    result = {
+        "schema": SCHEMA,
+        "tokens_left": tokens,
+        "tok_s": speed,
+        "tokens_an_hour": round(speed["median"] * HOUR, 1),
+        "tokens_a_day": round(speed["median"] * DAY, 1),
+        "hours": _hours(seconds, fastest, slowest),
+        "finish": {
+            "at": _later(moment, seconds),
+            "earliest": _later(moment, fastest) if spread else None,
+            "latest": _later(moment, slowest) if spread else None,
+        },
+        "held_back_by": [] if tok_s is not None else _held_back(known, speed["median"], tokens),
+        "unknown": [] if tok_s is not None else [server["name"] for server in servers if server["tok_s"] is None],
+        "even_split": None if tok_s is not None else _even_split(known, tokens),
+        "one_more_gpu": None,
+    }
+    if gpus:
+        more = speed["median"] / gpus
+        faster = tokens / (speed["median"] + more)
+        result["one_more_gpu"] = {
+            "tok_s": round(more, 1),
+            "saves_hours": round((seconds - faster) / HOUR, 2),
+            "at": _later(moment, faster),
+        }
+    return result
+
+
+def _hours(seconds, fastest, slowest):
+    rounded = [None if value is None else round(value / HOUR, 2) for value in (seconds, fastest, slowest)]
+    return dict(zip(("median", "least", "most"), rounded))
+
+
+def _held_back(servers, total, tokens):
+    """Servers that are slower a GPU than most, and what they cost the whole job."""
+    usual = statistics.median(server["tok_s"]["median"] / server["gpus"] for server in servers)
+    found = []
+    for server in servers:
+        own = server["tok_s"]["median"]
+        wanted = usual * server["gpus"]
+        if own < HOLDS_BACK * wanted:
+            lost = tokens / total - tokens / (total - own + wanted)
+            found.append(
+                {"name": server["name"], "tok_s": own, "usual_tok_s": round(wanted, 1), "costs_hours": round(lost / HOUR, 2)}
+            )
+    return found
+
+
+def _even_split(servers, tokens):
+    """With an equal share a server the job waits for the slowest one."""
+    last = min(servers, key=lambda server: server["tok_s"]["median"])
+    return {"hours": round(tokens / len(servers) / last["tok_s"]["median"] / HOUR, 2), "last": last["name"]}
+
+
+def _key(record):
+    return tuple(record.get(name) for name in ("profile", "model", "release")) + (tuple(record["gpus"]),)
+
+
+def _best(records, output_tokens):
+    """The fastest concurrency of records of one kind, at the workload nearest to the job; None where nothing was measured."""
+    workloads = {}
+    for record in records:
+        for run in record["runs"]:
+            if not run["failed"]:
+                workload = workloads.setdefault(record["workload"]["id"], {"workload": record["workload"], "runs": {}})
+                workload["runs"].setdefault(run["concurrency"], []).append(run["output_tok_s"])
+    if not workloads:
+        return None
+
+    def distance(workload):
+        off = abs(math.log(workload["workload"]["output_tokens"] / output_tokens))
+        # Of equally near ones the job's own text, then those with more repeats.
+        return (round(off, 6), workload["workload"]["source"] != "prompts", -max(map(len, workload["runs"].values())))
+
+    nearest = min(workloads.values(), key=distance)
+    concurrency = max(nearest["runs"], key=lambda at: statistics.median(nearest["runs"][at]))
+    values = nearest["runs"][concurrency]
+    return {
+        "tok_s": {
+            "median": round(statistics.median(values), 3), "min": min(values), "max": max(values), "runs": len(values),
+        },
+        "concurrency": concurrency,
+        "workload": nearest["workload"],
+    }  # fmt: skip
+
+
+def speeds(servers, records, output_tokens):
+    """What is known of each server's speed at its best concurrency, for a job of such outputs.
+
+    ``servers``: ``name``, ``node``, ``gpus`` (how many), ``profile`` (that it runs or will run), ``model`` and ``kind`` (names
+    of its GPUs, None where unknown). ``records``: measurements, as compare.yml keeps them. A server that was not measured
+    itself has the speed of one of its kind.
+    """
+    if not isinstance(servers, list) or not isinstance(records, list):
+        raise AnsibleTypeError("sglang_speeds needs a list of servers and a list of records")
+    _whole("output_tokens", output_tokens, 1)
+    measured = [record for record in records if record.get("kind") == "measured"]
+    result = []
+    for server in servers:
+        like = [r for r in measured if r["profile"] == server["profile"] and r["model"] == server["model"]]
+        own = [record for record in like if record["server"] == server["name"]]
+        kind = server.get("kind")
+        same_kind = [r for r in like if kind is not None and list(r["gpus"]) == list(kind)]
+        neighbours = [r for r in like if kind is None and r["node"] == server["node"] and _count(r) == server["gpus"]]
+        found = source = None
+        for candidates, why in ((own, None), (same_kind, "its kind"), (neighbours, "the same node")):
+            candidates = _newest(candidates)
+            found = _best(candidates, output_tokens)
+            if found:
+                others = ", ".join(dict.fromkeys(record["server"] for record in candidates))
+                source = "measured" if why is None else f"as {others} ({why})"
+                break
+        result.append(
+            {
+                "name": server["name"],
+                "gpus": max(1, server["gpus"]),
+                "profile": server["profile"],
+                **(found or {"tok_s": None, "concurrency": None, "workload": None}),
+                "source": source,
+            }
+        )
+    return result
+
+
+def _count(record):
+    return len(record["gpus"])
+
+
+def _newest(records):
+    """Of measurements with several launches, releases or series those like the newest; of compare.yml where there are any."""
+    if not records:
+        return []
+    last = max(records, key=lambda record: record["at"])
+    launches, series, kept = {}, {}, []
+    for record in sorted(records, key=lambda record: record["at"]):
+        if _key(record) == _key(last):
+            launches[record["server"]] = record["launch_sha256"]
+    for record in records:
+        if _key(record) == _key(last) and record["launch_sha256"] == launches[record["server"]]:
+            series[record["server"]] = max(series.get(record["server"], ""), record["series"])
+            kept.append(record)
+    return [record for record in kept if record["series"] == series[record["server"]]]
+
+
+def told(moment):
+    """A time as people say it: ``Thu 2026-12-17 03:21 +01:00``."""
+    at = datetime.datetime.fromisoformat(moment)
+    zone = at.strftime("%z")
+    return f"{at.strftime('%a %Y-%m-%d %H:%M')} {zone[:3]}:{zone[3:]}"
+
+
+def number(value):
+    """A count with its thousands apart, as far as it matters."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
+
+
+def duration(hours):
+    """Hours as hours, and from two days on as days too."""
+    return f"{hours:.1f} h" + (f" ({hours / 24:.1f} days)" if hours >= 48 else "")
+
+
+def report(result, servers=None):
+    """An ETA (filter sglang_eta) and what it came from (filter sglang_speeds), as text of at most 72 columns."""
+    if not isinstance(result, dict):
+        raise AnsibleTypeError(f"sglang_eta_report needs the result of sglang_eta, got {type(result).__name__}")
+    table = filter_loader.get("sglang_table").j2_function
+    show = filter_loader.get("sglang_figure").j2_function
+    parts = []
+    if servers:
+        rows = [
+            [
+                server["name"],
+                server["profile"],
+                server["concurrency"],
+                show(server["tok_s"]),
+                (server["tok_s"] or {}).get("runs"),
+            ]
+            for server in servers
+        ]
+        headers = ["server", "profile", "at once", "tok/s, median (least-most)", "runs"]
+        parts.append(table(rows, headers))
+        notes = {}
+        for server in servers:
+            if server["tok_s"] is None:
+                continue
+            said = server["source"]
+            if server.get("workload"):
+                text = filter_loader.get("sglang_workload_text").j2_function(server["workload"])
+                said = f"{said}, {text}"
+            notes.setdefault(said, []).append(server["name"])
+        parts.append("\n".join(f"{', '.join(names)}: {said}" for said, names in notes.items()))
+    speed, hours, finish = result["tok_s"], result["hours"], result["finish"]
+    lines = [
+        f"fleet:   {number(speed['median'])} tok/s = {number(result['tokens_an_hour'])} tokens an hour,"
+        f" {number(result['tokens_a_day'])} a day",
+        f"left:    {result['tokens_left']:,} tokens, {duration(hours['median'])}",
+        f"done by: {told(finish['at'])}",
+    ]
+    if finish["earliest"]:
+        lines.append(f"between: {told(finish['earliest'])} and {told(finish['latest'])} (range of the runs)")
+    elif speed["runs"] == 0:
+        lines.append("between: not known, a speed that is given has no spread")
+    else:
+        lines.append("between: not known, one run has no spread")
+    if result["one_more_gpu"]:
+        more = result["one_more_gpu"]
+        lines.append(f"one more GPU: +{number(more['tok_s'])} tok/s, saves {more['saves_hours']:.1f} h")
+    for slow in result["held_back_by"]:
+        lines.append(
+            f"held back by {slow['name']}: {number(slow['tok_s'])} tok/s where {number(slow['usual_tok_s'])} is usual,"
+            f" costs {slow['costs_hours']:.1f} h"
+        )
+    split = result["even_split"]
+    if split and split["hours"] > hours["median"] * 1.02:
+        lines.append(f"with equal shares instead of a queue: {duration(split['hours'])}, {split['last']} is last")
+    reasons = {server["name"]: server["source"] for server in servers or [] if server["tok_s"] is None}
+    for name in result["unknown"]:
+        lines.append(f"not counted: {name}: {reasons.get(name) or 'its speed is not known'}")
+    return "\n\n".join([*parts, "\n".join(lines)])
+
+
+class FilterModule:
+    """Registers the filters."""
+
+    def filters(self):
+        return {"sglang_eta": eta, "sglang_speeds": speeds, "sglang_eta_report": report}
