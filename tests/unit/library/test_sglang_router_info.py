@@ -39,7 +39,8 @@ def write(paths, pid, port, **more):
     write_state(
         paths.state,
         {"name": "router", "identity": identity(pid), "port": port, "launched_boot_seconds": boot_seconds() - 5,
-         "launched_epoch": 1.0,         "launched_at": "2026-01-01T00:00:00Z", "log": f"{paths.logs}/a.log", "record": {"release": "1.13.0"}, **more},
+         "launched_epoch": 1.0, "launched_at": "2026-01-01T00:00:00Z", "log": f"{paths.logs}/a.log",
+         "record": {"release": "1.13.0"}, **more},
     )  # fmt: skip
 
 
