@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import stat
@@ -94,6 +95,7 @@ def fleet(tmp_path, replay_venv, helpers):
     yield made
     for pid in made.pids():
         os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(made.state.get("temporary") or "", ignore_errors=True)
 
 
 def mode(path):
