@@ -206,12 +206,11 @@ from ansible.module_utils.sglang_state import launch_sha256, lock, read_state, r
 
 # Asks the engine's own parser, as `python -m sglang.launch_server` would, without loading a model or touching a GPU.
 CHECK_FLAGS = r"""
-import argparse, json, sys
-words = json.load(sys.stdin)
+import argparse, sys
 from sglang.srt.server_args import ServerArgs
 parser = argparse.ArgumentParser(prog="sglang", allow_abbrev=False)
 ServerArgs.add_cli_args(parser)
-parser.parse_args(words)
+parser.parse_args(sys.argv[1:])
 """
 CHECK_SECONDS = 300
 ARGPARSE_ERROR = 2
@@ -286,8 +285,8 @@ def check_flags(module, server):
             rc, err = 127, "no such file"
         else:
             rc, _out, err = module.run_command(
-                [argv[0], "-c", CHECK_FLAGS],
-                data=json.dumps(words),
+                # Not on its stdin: an engine that ends before it has read that would break the pipe and hide why it ended.
+                [argv[0], "-c", CHECK_FLAGS, *words],
                 # Without the markers: a check is no process of the server.
                 environ_update={
                     **{name: value for name, value in env.items() if name not in MARKERS},

@@ -239,7 +239,7 @@ def test_an_abbreviated_flag_is_refused(module, fleet, call):
 @pytest.mark.parametrize("python", ["/bin/false", "/no/such/python"])
 def test_an_engine_that_does_not_work_is_named(module, fleet, call, python):
     fleet.python = python
-    answer = call(module, fleet.args(state="checked"))
+    answer = call(module, fleet.args("--chat-template", "x" * 100_000, state="checked"))  # more than a pipe takes
     assert answer["cause"] == "engine"
     assert answer["msg"].startswith(f"n-gpu0: the engine at {python} could not read its own flags")
     assert answer["msg"].endswith("is SGLang installed there whole?")
