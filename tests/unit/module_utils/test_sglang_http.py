@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
@@ -34,7 +35,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data) + (100 if body is CUT else 0)))
         self.send_header("Connection", "close")
         self.end_headers()
-        self.wfile.write(data)
+        with contextlib.suppress(ConnectionError):  # of a client that waited no longer
+            self.wfile.write(data)
 
     do_GET = do_POST = answer
 

@@ -129,8 +129,8 @@ def test_a_boot_goes_through_its_stages_and_says_it_is_a_replay(start):
             seen.append(status)
         assert replay.process.poll() is None
     replay.wait_for(lambda: replay.http("/health")[0] == 200)
-    assert seen[:1] == [0]
-    assert seen in ([0, 503], [0, 503, 200], [0])
+    # In this order; a busy machine may miss one between two looks.
+    assert seen == [status for status in (0, 503, 200) if status in seen]
 
     text = replay.text()
     places = [text.find(stage) for stage in STAGES]
