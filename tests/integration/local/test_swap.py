@@ -1,7 +1,7 @@
 # Copyright: sglang-fleet contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Two servers of real SGLang behind the real router change their profile under traffic, and keep the old one where the new is slower."""
+"""Two servers of real SGLang behind the real router change their profile under traffic, and keep what was faster."""
 
 from __future__ import annotations
 
