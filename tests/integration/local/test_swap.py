@@ -23,6 +23,7 @@ BASE = {"requires": {"device": "cpu"}, "args": {"enable-metrics": True, "max-run
 PROFILES = {
     "nomtp": BASE,
     "small": {**BASE, "args": {**BASE["args"], "max-running-requests": 8}},
+    "bad": {**BASE, "args": {**BASE["args"], "context-length": 999999}},
     # Threads that wait for each other at every step: twenty times slower on a model of this size.
     "slow": {**BASE, "env": {"OMP_NUM_THREADS": "4"}},
 }
@@ -93,6 +94,25 @@ def test_a_roll_under_traffic_takes_one_server_out_at_a_time_and_fails_no_reques
         (diff,) = (part for part in shown.tasks["Start the server"][name]["diff"] if "process" in part["before_header"])
         assert "\n8\n" in diff["before"] and "\n48\n" in diff["after"]
     assert [state(local_fleet, number)["profile"] for number in (0, 1)] == ["small", "small"], "nothing was touched"
+
+
+def test_what_can_not_start_is_put_back_and_routed_to_where_it_listened(deployed, local_fleet):
+    before = [state(local_fleet, number) for number in (0, 1)]
+    # A new port is part of what is undone, and the inventory goes on naming it.
+    (port,) = free_ports(1)
+    with clients_of(local_fleet) as clients:
+        rolled = local_fleet.run("swap", "--limit here-cpu0", profile="bad", sglang_port=port)
+    assert rolled.rc != 0
+    assert set(clients.answers) == {200} and clients.most_out == 1, (clients.answers, clients.wrong)
+    reason = rolled.tasks["Fail for a server that was not swapped"]["here-cpu0"]["msg"]
+    assert "here-cpu0 did not become ready" in reason and "context" in reason, reason
+    after = [state(local_fleet, number) for number in (0, 1)]
+    assert after[1] == before[1] and [after[0][key] for key in ("launch_sha256", "port")] == [
+        before[0][key] for key in ("launch_sha256", "port")
+    ]
+    assert routed_to(local_fleet) == sorted(local_fleet.ports)
+    told = rolled.tasks["Tell what came of it"]["here-cpu0"]["msg"]
+    assert "here-cpu0 REVERTED" in told and "bundle: " in told
 
 
 def test_what_is_slower_by_a_benchmark_is_put_back_and_reaches_one_server_only(deployed, local_fleet):

@@ -276,7 +276,7 @@ def test_what_is_no_good_is_put_back_and_reaches_one_server_only(fleet, nodes, e
     before = states(nodes)
     limit = "--limit node_node4"
     rolled = fleet.run(
-        "swap", limit, profile="mtp", settle=[settle], sglang_stage_limits={"ready": 3},
+        "swap", limit, profile="mtp", settle=[settle], sglang_stage_limits={"ready": 10},
         sglang_server_env={**SPEED, "SGLANG_REPLAY_SPEED": "30", **env}, sglang_swap_serial=["1", "100%"],
     )  # fmt: skip
     assert rolled.rc != 0
@@ -324,7 +324,7 @@ def test_another_engine_model_and_port_are_a_swap_and_go_back(fleet, nodes, tmp_
 
 def test_a_second_swap_is_refused_with_who_swaps_and_since_when(fleet, nodes, tmp_path):
     profile = another(read(nodes[1], "run/sglang_gpu1.json"))
-    controller = Controller(fleet, tmp_path, "swap.yml", "--limit", "node2-gpu1", profile=profile, settle=[30])
+    controller = Controller(fleet, tmp_path, "swap.yml", "--limit", "node2-gpu1", profile=profile, settle=[GOES_ON])
     try:
         held = until(lambda: begun(nodes[1], profile) and read(nodes[0], "run/swap.lock.json"))
         states_before = states(nodes[2:])
