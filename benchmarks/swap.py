@@ -34,6 +34,7 @@ PROFILES = {
     "first_request": {"args": ARGS, "env": {CRASH: "10"}},
     "minute_two": {"args": ARGS, "env": {CRASH: "40"}},
 }
+FEW = {"sglang_swap_gate_pairs": 3}  # what is twenty times slower is soon told
 # What is swapped to, options, and what must come of it: outcomes of both servers.
 ROLLS = [
     ("another profile", "small", {}, ("swapped", "swapped")),
