@@ -40,12 +40,7 @@ ROLLS = [
     ("another profile", "small", {}, ("swapped", "swapped")),
     ("back, with a gate", "nomtp", {"gate": "benchmark"}, ("swapped", "swapped")),
     ("cannot start (context length)", "bad_context", {}, ("reverted", "not begun")),
-    (
-        "starts and is slow, with a gate",
-        "throttled",
-        {"gate": "benchmark", "sglang_swap_gate_pairs": 3},
-        ("reverted", "not begun"),
-    ),
+    ("starts and is slow, with a gate", "throttled", {"gate": "benchmark", **FEW}, ("reverted", "not begun")),
     ("dies at the first request", "first_request", {}, ("reverted", "not begun")),
     ("dies while it is watched", "minute_two", {}, ("reverted", "not begun")),
     ("to what already runs", "nomtp", {}, ("unchanged", "unchanged")),
