@@ -135,22 +135,6 @@ def test_a_router_that_was_killed_gets_its_servers_again(router, tmp_path):
     assert router.both_ready() and router.state["identity"]["pid"] != pid
 
 
-def test_a_roll_through_the_router_fails_no_request(router):
-    first, second = router.fleet.ports
-    before = server_state(router.fleet, 1)["identity"]
-    with Clients(router.port, SECRET) as clients:
-        assert sglang_process.wait_until(lambda: clients.answers[200] >= 20, 60)
-        rolled = router.fleet.run("tests/integration/playbooks/router_roll", "--limit here-cpu1")
-        assert rolled.rc == 0, rolled.stdout
-        out = rolled.tasks["Take the server out of the router"][NAMES[1]]
-        assert (out["removed"], out["routable"]) == ([NAMES[1]], [f"http://127.0.0.1:{first}"])
-        assert rolled.tasks["Put the server behind the router"][NAMES[1]]["added"] == [NAMES[1]]
-        assert router.both_ready()
-        assert sglang_process.wait_until(lambda: running(second) > 0, 60, pause=0.02), "it is routed to again"
-    assert set(clients.answers) == {200}, (clients.answers, clients.wrong)
-    assert rolled.tasks["Stop the server"][NAMES[1]]["killed"] == [] and server_state(router.fleet, 1)["identity"] != before
-
-
 def test_status_shows_the_router_and_its_workers(router, tmp_path):
     told = router.fleet.run("status", status_json=str(tmp_path / "status.json"), strict=True)
     assert told.rc == 0, told.stdout
