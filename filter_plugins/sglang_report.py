@@ -317,8 +317,8 @@ def boots_report(records):
 def swap_report(servers):
     """The end of a swap, as text: what each server runs now, and of each that was not swapped, why.
 
-    ``servers``: ``name``, ``result`` (``outcome``, ``why``, ``advice``, ``bundle``, ``gate``, ``seconds``), ``now`` (an entry of module
-    sglang_server_info, empty where the node does not answer) and ``to``.
+    ``servers``: ``name``, ``result`` (``outcome``, ``why``, ``advice``, ``bundle``, ``gate``, ``seconds``), ``to`` and
+    ``now``, an entry of module sglang_server_info, empty where the node does not answer.
     """
     rows, notes = [], []
     # Columns that say the same of every server tell nothing and are left out: 72 columns are few.
