@@ -1,7 +1,7 @@
 # Copyright: sglang-fleet contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a swap takes on two servers of real SGLang on the CPU, and what it does with profiles that are no good.
+"""What a swap takes, and what it does with profiles that are no good: two servers of real SGLang behind the real router.
 
 Prints a table, and with --write puts it into docs/swap.md.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from common import ROOT, Failed, print_machine, wait_for_quiet, write_inventory
 from helpers.runner import run_playbook
-from helpers.traffic import Traffic
+from helpers.traffic import Clients
 from tabulate import tabulate
 
 BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->"
@@ -34,24 +34,25 @@ PROFILES = {
     "first_request": {"args": ARGS, "env": {CRASH: "10"}},
     "minute_two": {"args": ARGS, "env": {CRASH: "40"}},
 }
+FEW = {"sglang_swap_gate_pairs": 3}  # what is twenty times slower is soon told
 # What is swapped to, options, and what must come of it: outcomes of both servers.
 ROLLS = [
     ("another profile", "small", {}, ("swapped", "swapped")),
     ("back, with a gate", "nomtp", {"gate": "benchmark"}, ("swapped", "swapped")),
     ("cannot start (context length)", "bad_context", {}, ("reverted", "not begun")),
-    ("starts and is slow, with a gate", "throttled", {"gate": "benchmark"}, ("reverted", "not begun")),
+    ("starts and is slow, with a gate", "throttled", {"gate": "benchmark", **FEW}, ("reverted", "not begun")),
     ("dies at the first request", "first_request", {}, ("reverted", "not begun")),
     ("dies while it is watched", "minute_two", {}, ("reverted", "not begun")),
     ("to what already runs", "nomtp", {}, ("unchanged", "unchanged")),
 ]
-GATE = {"sglang_swap_gate_pairs": 5, "sglang_swap_gate_concurrency": 4, "sglang_swap_gate_prompts": 16}
+GATE = {"sglang_swap_gate_pairs": 5, "sglang_swap_gate_concurrency": 4, "sglang_swap_gate_prompts": 8}
 GATE |= {"sglang_swap_gate_input_tokens": 64, "sglang_swap_gate_output_tokens": 32}
 
 
 class Fleet:
-    def __init__(self, folder, engine, model, port):
+    def __init__(self, folder, engine, router, model, port):
         self.artifacts = folder / "artifacts"
-        self.urls = [f"http://127.0.0.1:{port + number}" for number in (0, 1)]
+        self.ports, self.router = [port, port + 1], port + 2
         self.inventory = write_inventory(
             folder / "fleet.yml",
             {
@@ -70,6 +71,9 @@ class Fleet:
             "sglang_artifacts": str(self.artifacts),
             "sglang_models": {"tiny": {"path": str(model), "served_name": "tiny"}},
             "sglang_profiles": PROFILES,
+            "sglang_router_enabled": True,
+            "sglang_router_venv": str(router),
+            "sglang_router_port": self.router,
             "sglang_swap_settle_every": 1,
             "settle": [12, 2],
             "benchmark": False,
@@ -83,7 +87,7 @@ class Fleet:
 def roll(fleet, title, profile, options, expected):
     """One row: a swap under traffic, and what came of it."""
     kept = set((fleet.artifacts / "swaps").glob("*.json"))
-    with Traffic(fleet.urls) as traffic:
+    with Clients(fleet.router, servers=fleet.ports) as clients:
         began = time.monotonic()
         rolled = fleet.run("swap", profile=profile, **options)
         wall = time.monotonic() - began
@@ -103,17 +107,18 @@ def roll(fleet, title, profile, options, expected):
         f"{wall:.0f}",
         " + ".join(out) or "-",
         " + ".join(f"{seconds:.1f}" for seconds in own) if own and "gate" not in options else "-",
-        traffic.most_out,
-        traffic.answered,
-        len(traffic.failed),
-    ], traffic.failed
+        clients.most_out,
+        clients.answers[200],
+        clients.failed,
+    ], clients.wrong
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--venv", type=Path, default=ROOT / ".demo" / "engine", help="an engine for the CPU")
+    parser.add_argument("--router", type=Path, default=ROOT / ".demo" / "router", help="a venv for the router, made if need be")
     parser.add_argument("--model", type=Path, default=ROOT / ".demo" / "models" / "tiny", help="the tiny model")
-    parser.add_argument("--port", type=int, default=30190, help="the first of two free ports")
+    parser.add_argument("--port", type=int, default=30190, help="the first of four free ports")
     parser.add_argument("--only", nargs="*", help="titles of the rolls to run, all without it")
     parser.add_argument("--busy", action="store_true", help="do not wait for a quiet machine")
     parser.add_argument("--write", action="store_true", help="put the table into docs/swap.md")
@@ -126,7 +131,7 @@ def main():
     print_machine()
     rows = []
     with tempfile.TemporaryDirectory(prefix="sgf-swap-") as folder:
-        fleet = Fleet(Path(folder), args.venv, args.model, args.port)
+        fleet = Fleet(Path(folder), args.venv, args.router, args.model, args.port)
         try:
             deployed = fleet.run("deploy", profile="nomtp")
             if deployed.rc:

@@ -36,7 +36,7 @@ options:
       - V(started) makes sure that the server runs with O(argv) and O(env).
       - V(stopped) makes sure that nothing of the server is left.
       - V(restored) makes sure that the server runs again what it ran before a swap, as M(sglang_swap) kept it on the node.
-        What runs with other flags is stopped. Of the options only those that name the server count.
+        What runs with other flags is stopped. Of the options only those that name the server and say how to stop count.
     type: str
     choices: [checked, started, stopped, restored]
     default: started
@@ -175,7 +175,7 @@ killed:
   elements: dict
 bundle:
   description: The support bundle that was kept, on the node; null when none was.
-  returned: for stopped
+  returned: for stopped and restored
   type: str
 elapsed:
   description: Seconds that stopping took, until the last process was gone and its GPU memory back.
@@ -194,6 +194,7 @@ from ansible.module_utils.sglang_managed import (
     changed_parts,
     check_port,
     check_root,
+    keep_bundle,
     launch,
     run_module,
     script_diff,
@@ -403,6 +404,10 @@ def ensure_started(module, server):
     write_files(server)
     if same and server.state.get("launching"):
         write_state(server.paths.state, {**server.state, "launching": False})
+    if params["state"] == "restored":
+        # Of the boot that was no good; where it was never begun there is none to tell of.
+        failed = not same and server.state.get("launch_sha256") != server.launch_sha256
+        result["bundle"] = keep_bundle(server) if failed and params["keep_bundle"] else None
     if not same:
         stop(server)  # of a server that died or was never recorded, what is left
         result["log"] = launch(server, lambda: False, EARLY_DEATH_SECONDS)

@@ -58,9 +58,10 @@ options:
   outcome:
     description:
       - V(swapped), the server was proven with what was wanted. V(reverted), it was proven with what ran before.
-      - V(kept), nothing was stopped. V(lost), it serves neither; the swap counts as open.
+      - V(kept), nothing was stopped. V(lost), it serves neither, or V(unrouted), it serves what was wanted and the router does
+        not take it; the swap then counts as open.
     type: str
-    choices: [swapped, reverted, kept, lost]
+    choices: [swapped, reverted, kept, lost, unrouted]
   why:
     description: Why it was not swapped, in one sentence.
     type: str
@@ -153,8 +154,8 @@ def described(profile, port, record):
 
 
 def is_open(swap):
-    """Has a swap not come to an end with a server that serves?"""
-    return bool(swap) and swap.get("outcome") in (None, "lost")
+    """Has a swap not come to an end with a server that serves, behind the router where there is one?"""
+    return bool(swap) and swap.get("outcome") in (None, "lost", "unrouted")
 
 
 def told(paths):
@@ -242,7 +243,7 @@ def main():
             "secrets": {"type": "dict", "default": {}, "no_log": True},
             "seen": {"type": "str", "default": ""},
             "note": {"type": "dict", "default": {}},
-            "outcome": {"type": "str", "choices": ["swapped", "reverted", "kept", "lost"]},
+            "outcome": {"type": "str", "choices": ["swapped", "reverted", "kept", "lost", "unrouted"]},
             "why": {"type": "str", "default": ""},
             "who": {"type": "str", "default": "ansible"},
             "run": {"type": "str", "default": ""},

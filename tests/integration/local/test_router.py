@@ -5,79 +5,25 @@
 
 from __future__ import annotations
 
-import collections
 import json
 import os
-import random
 import signal
 import socket
-import string
-import threading
 from pathlib import Path
 
 import pytest
 import requests
 from ansible.module_utils import sglang_process
+from helpers.traffic import Clients
+
+from ..conftest import ROOT, free_ports
 
 pytestmark = pytest.mark.engine
 
-ROOT = Path(__file__).resolve().parents[3]
 NAMES = ("here-cpu0", "here-cpu1")
 SECRET = "key of the test"
 KEY = {"Authorization": f"Bearer {SECRET}"}
 CONCURRENCY = 4
-
-
-def free_ports(count):
-    """Ports of loopback that nothing listens on."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
-class Clients:
-    """Clients at a steady concurrency, each with one request after the other, until the end of the block."""
-
-    def __init__(self, port, tokens=40, stream=False):
-        self.url, self.tokens, self.stream = f"http://127.0.0.1:{port}/generate", tokens, stream
-        self.answers, self.wrong, self.over = collections.Counter(), [], threading.Event()
-        self.threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(CONCURRENCY)]
-
-    def _ask(self, number):
-        # Texts with nothing in common: the router spreads them, where it would send like to like.
-        letters, session = random.Random(number), requests.Session()
-        session.trust_env = False
-        while not self.over.is_set():
-            text = "".join(letters.choices(string.ascii_lowercase, k=40))
-            body = {
-                "text": text,
-                "stream": self.stream,
-                "sampling_params": {"max_new_tokens": self.tokens, "ignore_eos": True},
-            }
-            try:
-                answer = session.post(self.url, json=body, headers=KEY, timeout=120)
-                told = answer.text if self.stream else str(answer.json().get("meta_info", {}).get("completion_tokens"))
-                whole = (
-                    f'"completion_tokens":{self.tokens}' in told.replace(" ", "") if self.stream else told == str(self.tokens)
-                )
-                outcome = answer.status_code if whole else f"{answer.status_code} cut"
-            except requests.exceptions.RequestException as error:
-                told, outcome = str(error), type(error).__name__
-            self.answers[outcome] += 1
-            if outcome != 200:
-                self.wrong.append(told[-300:])
-
-    def __enter__(self):
-        for thread in self.threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self.over.set()
-        for thread in self.threads:
-            thread.join(150)
 
 
 class Router:
@@ -189,22 +135,6 @@ def test_a_router_that_was_killed_gets_its_servers_again(router, tmp_path):
     assert router.both_ready() and router.state["identity"]["pid"] != pid
 
 
-def test_a_roll_through_the_router_fails_no_request(router):
-    first, second = router.fleet.ports
-    before = server_state(router.fleet, 1)["identity"]
-    with Clients(router.port) as clients:
-        assert sglang_process.wait_until(lambda: clients.answers[200] >= 20, 60)
-        rolled = router.fleet.run("tests/integration/playbooks/router_roll", "--limit here-cpu1")
-        assert rolled.rc == 0, rolled.stdout
-        out = rolled.tasks["Take the server out of the router"][NAMES[1]]
-        assert (out["removed"], out["routable"]) == ([NAMES[1]], [f"http://127.0.0.1:{first}"])
-        assert rolled.tasks["Put the server behind the router"][NAMES[1]]["added"] == [NAMES[1]]
-        assert router.both_ready()
-        assert sglang_process.wait_until(lambda: running(second) > 0, 60, pause=0.02), "it is routed to again"
-    assert set(clients.answers) == {200}, (clients.answers, clients.wrong)
-    assert rolled.tasks["Stop the server"][NAMES[1]]["killed"] == [] and server_state(router.fleet, 1)["identity"] != before
-
-
 def test_status_shows_the_router_and_its_workers(router, tmp_path):
     told = router.fleet.run("status", status_json=str(tmp_path / "status.json"), strict=True)
     assert told.rc == 0, told.stdout
@@ -219,7 +149,7 @@ def test_a_server_that_is_killed_costs_no_request_that_is_not_streamed(router):
     # A stream that has begun can't be sent again: what was in flight on the dead server ends with an error, and nothing else.
     first, second = router.fleet.ports
     identity = server_state(router.fleet, 1)["identity"]
-    with Clients(router.port, tokens=200) as plain, Clients(router.port, tokens=200, stream=True) as streams:
+    with Clients(router.port, SECRET, tokens=200) as plain, Clients(router.port, SECRET, tokens=200, stream=True) as streams:
         assert sglang_process.wait_until(lambda: running(second) >= 2, 60, pause=0.02)
         os.kill(identity["pid"], signal.SIGKILL)
         assert sglang_process.wait_until(lambda: router.workers()[second] != "ready", 60)

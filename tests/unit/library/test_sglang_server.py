@@ -326,12 +326,16 @@ def test_what_a_swap_kept_is_restored_with_its_keys_and_its_script(module, load,
         swap, {**base, "state": "begun", "wanted": {key: bad[key] for key in ("profile", "argv", "env", "port", "record")}}
     )
     assert begun["rc"] == 0, begun
-    same = call(module, fleet.stop_args(state="restored"))
-    assert (same["changed"], same["pid"]) == (False, first["pid"]), "nothing was stopped yet"
+    same = call(module, fleet.stop_args(state="restored", keep_bundle=True))
+    assert (same["changed"], same["pid"], same["bundle"]) == (False, first["pid"], None), "nothing was stopped yet"
     assert call(module, bad)["changed"] is True
     assert Path(bad["script_path"]).read_text() == bad["script"]
-    back = call(module, fleet.stop_args(state="restored", stop_timeout=5))
+    back = call(module, fleet.stop_args(state="restored", stop_timeout=5, keep_bundle=True, because="too slow"))
     assert back["rc"] == 0 and back["changed"] is True and KEY not in json.dumps(back)
+    with tarfile.open(back["bundle"]) as bundle:
+        (verdict,) = (bundle.extractfile(name).read() for name in bundle.getnames() if name.endswith("/verdict.txt"))
+        (launch,) = (json.load(bundle.extractfile(name)) for name in bundle.getnames() if name.endswith("/launch.json"))
+    assert verdict == b"too slow\n" and "--enable-metrics" in launch["argv"], "of what was no good, not of what is put back"
     state = fleet.state
     assert (state["launch_sha256"], state["launched_in"], state["previous"]) == (first["launch_sha256"], "r1", None)
     assert Path(bad["script_path"]).read_text() == fleet.args()["script"]

@@ -121,10 +121,11 @@ def test_an_end_closes_it_and_is_remembered(module, server, call, outcome):
     assert (line["before"]["release"], line["after"]["release"]) == ("0.5.17", "0.5.18")
 
 
-def test_a_lost_server_stays_open(module, server, call):
+@pytest.mark.parametrize("outcome", ["lost", "unrouted"])
+def test_a_server_that_is_lost_or_not_routed_to_stays_open(module, server, call, outcome):
     call(module, server.begin())
-    answer = call(module, server.args("ended", outcome="lost", why="its node is gone"))
-    assert answer["swap"]["outcome"] == "lost"
+    answer = call(module, server.args("ended", outcome=outcome, why="its node is gone"))
+    assert answer["swap"]["outcome"] == outcome
     again = call(module, {**server.begin(seen="r1"), "run": "r2"})
     assert (again["rc"], again["before"]["profile"]) == (0, "nomtp")
 
