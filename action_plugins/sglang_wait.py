@@ -27,6 +27,8 @@ DOES = {
     "ready": "waiting for a first answer from us",
 }
 
+CARRIED = ("timeline", "children")  # from one slice to the next
+
 display = Display()
 
 
@@ -40,12 +42,12 @@ class ActionModule(ActionBase):
         arguments = dict(self._task.args)
         every = int(arguments.get("every", 30))
         name = arguments.get("name", "server")
-        result, lost_since, told = {"timeline": []}, None, None
+        result, lost_since, told = {}, None, None
         while True:
             try:
                 answer = self._execute_module(
                     module_name="sglang_wait",
-                    module_args={**arguments, "slice": every, "timeline": result["timeline"]},
+                    module_args={**arguments, "slice": every, **{key: result.get(key, []) for key in CARRIED}},
                     task_vars=task_vars,
                 )
             except AnsibleConnectionFailure as failure:

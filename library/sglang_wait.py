@@ -66,6 +66,11 @@ options:
     type: list
     elements: dict
     default: []
+  children:
+    description: SGLang's processes seen by an earlier slice, since one may die between two slices. Set by the action plugin.
+    type: list
+    elements: dict
+    default: []
 extends_documentation_fragment: [action_common_attributes]
 attributes:
   check_mode:
@@ -106,6 +111,11 @@ stage:
 timeline:
   description: Stages in order, as C(stage) and C(at_s), seconds after the launch.
   returned: always
+  type: list
+  elements: dict
+children:
+  description: SGLang's own processes that were seen, as C(pid), C(start_ticks) and C(title).
+  returned: when it waited
   type: list
   elements: dict
 stage_seconds:
@@ -255,7 +265,7 @@ class Start:
         self.size = None
         self.log_gone = False
         self.aftermath_since = None
-        self.children = {}
+        self.children = {child["pid"]: (child["start_ticks"], child["title"]) for child in params["children"]}
         self.gone, self.gone_since = None, None
         if self.state.get("ready_at") and not self.timeline:
             # It was ready before: what was seen then is better than what its log tells by the second.
@@ -339,6 +349,7 @@ class Start:
             "changed": False,
             "stage": self.stage,
             "timeline": self.timeline,
+            "children": [{"pid": pid, "start_ticks": ticks, "title": title} for pid, (ticks, title) in self.children.items()],
             "stage_seconds": self.stage_seconds(),
             "elapsed": self.elapsed(),
             "figures": figures(self.lines),
@@ -520,6 +531,7 @@ def main():
             "every": {"type": "int", "default": 30},
             "slice": {"type": "float", "default": 0},
             "timeline": {"type": "list", "elements": "dict", "default": []},
+            "children": {"type": "list", "elements": "dict", "default": []},
         },
         supports_check_mode=True,
     )

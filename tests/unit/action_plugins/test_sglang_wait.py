@@ -35,7 +35,14 @@ def plugin(load, monkeypatch):
 
 
 def answer(stage, elapsed, state="starting", **more):
-    return {"state": state, "stage": stage, "elapsed": elapsed, "timeline": [{"stage": stage, "at_s": elapsed - 5}], **more}
+    return {
+        "state": state,
+        "stage": stage,
+        "elapsed": elapsed,
+        "children": [stage],
+        "timeline": [{"stage": stage, "at_s": elapsed - 5}],
+        **more,
+    }
 
 
 @pytest.fixture
@@ -77,6 +84,7 @@ def test_slices_go_on_until_it_is_ready(run, plugin):
         answer("weights", 20.0)["timeline"],
     ]
     assert all(args["root"] == "/r" for args in asked)
+    assert [args["children"] for args in asked] == [[], ["weights"], ["weights"]]
     assert plugin.shown == [
         "n-gpu0  +10s  weights: loading weights, for 5s",
         "n-gpu0  +20s  weights: loading weights, for 5s",

@@ -386,6 +386,18 @@ def test_the_kernels_word_on_a_child_is_the_cause(boot, wait, helpers, root, tmp
     assert answer["kernel"].startswith("Out of memory: Killed process ")
 
 
+def test_a_child_that_dies_between_two_slices_is_noticed(boot, wait, helpers, root):
+    started = boot(command=[sys.executable, "-c", MUTE, str(root / "tests/replay/site")])
+    lost = child(started, "sglang::scheduler_TP1", helpers)
+    first = wait(started, slice=0.3)
+    assert lost.pid in [seen["pid"] for seen in first["children"]]
+    os.kill(lost.pid, 9)
+    helpers.until(lambda: lost.pid not in [stat.pid for stat in sglang_process.living()])
+    answer = wait(started, timeline=first["timeline"], children=first["children"])
+    assert (answer["outcome"], answer["cause_id"]) == ("failed", "child_gone")
+    assert f"sglang::scheduler_TP1 (pid {lost.pid})" in answer["cause"]
+
+
 @pytest.mark.parametrize("title", ["replay::scheduler", "replay::detokenizer"])
 def test_a_child_killed_while_loading(boot, wait, helpers, title):
     started = boot("e96_nomtp", speed=10, fault="hang:Load weight begin")
