@@ -33,6 +33,8 @@ TOOLS = {
     "ssh-keygen": "openssh-client",
     "ip": "iproute2",
     "unshare": "util-linux",
+    "curl": "curl",
+    "pgrep": "procps",
 }
 BOOT = """
 set -e

@@ -116,7 +116,7 @@ def running(pid):
 
 def test_the_machine_is_told_what_to_install(monkeypatch):
     monkeypatch.setattr("helpers.netns._which", lambda tool: None)
-    with pytest.raises(Exception, match="apt-get install iproute2 openssh-client openssh-server"), netns_nodes(1):
+    with pytest.raises(Exception, match="apt-get install curl iproute2 openssh-client openssh-server procps"), netns_nodes(1):
         pass
 
 
