@@ -86,21 +86,36 @@ EAGLE_LIKE = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 ALGORITHMS = ("NONE", *EAGLE_LIKE, "DFLASH", "DSPARK", "FROZEN_KV_MTP", "NGRAM", "UNO")
 
 
+# No figure of a card, a host or a cache is more; beyond it arithmetic in floats overflows.
+MOST = 10**12
+
+
+def shown(value):
+    """A figure as an error shows it: a number of hundreds of digits would be the whole screen."""
+    text = repr(value) if not isinstance(value, int) or abs(value) <= 10**18 else f"{'-' * (value < 0)}10^{_digits(value)}"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _digits(value):
+    return int(abs(value).bit_length() * math.log10(2))
+
+
 def number(what, value, least=None, above=None, most=None, below=None, whole=False):
     """``value`` as it is, or an error that names it. A bool is not a number, nor is text."""
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         wanted = "a whole number" if whole else "a number"
-        raise AnsibleTypeError(f"{what} is {value!r}; expected {wanted}")
+        raise AnsibleTypeError(f"{what} is {shown(value)}; expected {wanted}")
     bounds = (
         (least is None or value >= least, f"at least {least}"),
         (above is None or value > above, f"above {above}"),
         (most is None or value <= most, f"at most {most}"),
         (below is None or value < below, f"below {below}"),
-        (math.isfinite(value), "a finite number"),
+        (isinstance(value, int) or math.isfinite(value), "a finite number"),
+        (not math.inf > value > MOST, f"at most {MOST:.0e}".replace("+", "")),
     )
     wrong = [text for fine, text in bounds if not fine]
     if wrong:
-        raise AnsibleFilterError(f"{what} is {value}; expected {' and '.join(wrong)}")
+        raise AnsibleFilterError(f"{what} is {shown(value)}; expected {' and '.join(wrong)}")
     return value
 
 
@@ -122,7 +137,7 @@ class Release:
         if not isinstance(text, str):
             raise AnsibleTypeError(f"sglang_version is {text!r}; expected text such as '{NEWEST}'")
         found = re.match(r"\s*v?(\d+\.\d+\.\d+(?:\.?post\d+)?)", text)
-        if not found or Version(found[1]).major or found[1] == "0.0.0":
+        if not found or found[1] == "0.0.0":
             return Version(NEWEST), [f"sglang_version {text!r} names no release: planned as {NEWEST}, the newest known"]
         version = Version(found[1])
         if version > Version(NEWEST):

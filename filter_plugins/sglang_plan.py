@@ -64,21 +64,20 @@ def plan_request(known):
     cards = [gpu for gpu in found.get("gpus") or [] if gpu["index"] in spec["gpus"]]
     model = (found.get("models") or {}).get(spec["model_path"]) or {}
     host = found.get("host_memory") or {}
+    where = f"{spec['name']}: sglang_node_memory of {spec['node']}"
     if not isinstance(declared, dict):
-        raise AnsibleFilterError(f"sglang_node_memory is {declared!r}: expected a mapping such as {{gpu_free_gib: 94.9}}")
+        raise AnsibleFilterError(f"{where} is {declared!r}: expected a mapping such as {{gpu_free_gib: 94.9}}")
     stated, entry = declared.get("gpu_free_gib"), known["model"]
     unknown = [name for name in declared if name not in STATED]
     if unknown:
-        raise AnsibleFilterError(f"sglang_node_memory has an unknown key '{unknown[0]}': known are {', '.join(STATED)}")
+        raise AnsibleFilterError(f"{where} has an unknown key '{unknown[0]}': known are {', '.join(STATED)}")
     for name in STATED[:3]:
         value = declared.get(name)
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if value is not None and not (number and value > 0):
-            raise AnsibleFilterError(f"sglang_node_memory: {name} is {value!r}: expected a number above 0")
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if value is not None and not (number and 0 < value <= planning.sizing.MOST):
+            raise AnsibleFilterError(f"{where}: {name} is {planning.sizing.shown(value)}: expected a number above 0")
     if declared.get("gpu") is not None and not isinstance(declared["gpu"], str):
-        raise AnsibleFilterError(
-            f"sglang_node_memory: gpu is {declared['gpu']!r}: expected the GPU's name as the driver tells it"
-        )
+        raise AnsibleFilterError(f"{where}: gpu is {declared['gpu']!r}: expected the GPU's name as the driver tells it")
     return {
         "name": spec["name"],
         "node": spec["node"],

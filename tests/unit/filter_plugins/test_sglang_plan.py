@@ -14,6 +14,7 @@ import pytest
 from ansible.errors import AnsibleError, AnsibleFilterError, AnsibleTypeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sglang_memory_sizes import shown
 from sglang_plan import ASSUMED_CONTEXT_GIB, FilterModule, _weights, boot_record, compare_boot, fleet_plan, plan_request
 
 GIB = 1 << 30
@@ -102,11 +103,11 @@ def test_a_request_of_stated_memory():
 
 
 @pytest.mark.parametrize("name", ["gpu_free_gib", "host_free_gb", "cgroup_limit_gb"])
-@pytest.mark.parametrize("value", [0, -1, True, "94", [], float("-inf")])
+@pytest.mark.parametrize("value", [0, -1, True, "94", [], float("-inf"), 1e308, 10**400])
 def test_stated_memory_is_a_number_above_0(name, value):
     with pytest.raises(AnsibleFilterError) as caught:
         request(declared={**STATED, name: value})
-    assert caught.value.message == f"sglang_node_memory: {name} is {value!r}: expected a number above 0"
+    assert caught.value.message == f"n-gpu0: sglang_node_memory of n: {name} is {shown(value)}: expected a number above 0"
 
 
 @pytest.mark.parametrize("more", [{}, {"found": {"gpus": [], "host_memory": {}}}, {"found": found((None,))}])
@@ -330,7 +331,7 @@ def test_a_figure_that_is_no_number_is_refused(value):
 def test_the_name_of_a_gpu_is_text(value):
     with pytest.raises(AnsibleFilterError) as caught:
         request(declared={**STATED, "gpu": value})
-    assert caught.value.message == f"sglang_node_memory: gpu is {value!r}: expected the GPU's name as the driver tells it"
+    assert caught.value.message == f"n-gpu0: sglang_node_memory of n: gpu is {value!r}: expected the GPU's name as the driver tells it"
 
 
 QUANTISED = {**Q27, "quantization_config": {"quant_method": "fp8"}}
