@@ -44,6 +44,11 @@ SPECULATIVE_RUNNING = 48
 # SGLANG_VLM_CACHE_SIZE_MB and SGLANG_MM_FEATURE_CACHE_MB as they are by default.
 MULTIMODAL_CACHE_GIB = 100 / 1024
 FEATURE_POOL_GIB = 1.0
+# What a server's processes take of the host beside its pools, in GB: the fall of MemAvailable was 5.1 to 5.2 without host
+# pools, and 5.4 to 5.5 more than the pools with them (SGLang 0.5.17, H200, one rank). It is gone when SGLang compares a
+# pool with what is free. Each further rank is one scheduler more, 2.7 GiB of resident memory in the same boots.
+PROCESSES_GB = 5.5
+RANK_GB = 2.9
 # pool_host/base.py and hicache_auto_size.py.
 HOST_RESERVE_GB = 10 * GIB / GB
 HOST_FRACTION = 0.8
@@ -98,6 +103,7 @@ class Figures(NamedTuple):
     servers_on_node: int = 1
     draft_config: Mapping | None = None
     graphs_gib: float | None = None
+    host_processes_gb: float | None = None
 
     def checked(self):
         """Itself, if all of it is what it must be."""
@@ -113,7 +119,7 @@ class Figures(NamedTuple):
         return self
 
 
-NOT_NEGATIVE = ("draft_weights_gib", "host_free_gb", "graphs_gib")
+NOT_NEGATIVE = ("draft_weights_gib", "host_free_gb", "graphs_gib", "host_processes_gb")
 
 
 class Plan:
@@ -305,11 +311,12 @@ class Plan:
 
 
 class Host(NamedTuple):
-    """Host pools of one rank in GB, and what is taken by all servers like this one on a node."""
+    """Host pools of one rank in GB, what all servers like this one on a node take, and what is a server's processes' own."""
 
     pools: dict
     total: float
     needed: float
+    processes: float
 
 
 def wants_host_pools(flags):
@@ -323,11 +330,14 @@ def host_pools(plan):
     figures = {"host_kv_gb": 0.0, "host_swa_kv_gb": 0.0, "host_mamba_gb": 0.0, "host_draft_gb": 0.0, "host_index_gb": 0.0}
     size = flags.share("hicache-size", 0, least=0)
     ratio = flags.share("hicache-ratio", above=0)
+    processes = plan.figures.host_processes_gb
+    if processes is None:
+        processes = PROCESSES_GB + RANK_GB * (sizes.ranks - 1)
     if not wants_host_pools(flags):
-        return Host(figures, 0.0, 0.0)
+        return Host(figures, 0.0, processes * servers_on_node, processes)
     if flags.on("disable-radix-cache"):
         plan.causes.append(("other", "enable-hierarchical-cache does not go with disable-radix-cache: drop one of them"))
-        return Host(figures, 0.0, 0.0)
+        return Host(figures, 0.0, processes * servers_on_node, processes)
     drafts = plan.speculation.layers and release.has("draft_host_pool")
     packed = drafts and release.has("draft_host_packed")
     # The split counts convolution windows as if they shared no columns.
@@ -377,14 +387,16 @@ def host_pools(plan):
             else:
                 plan.causes.append(("host", f"{text}, which this release refuses"))
     one = total * sizes.ranks
-    needed = one * servers_on_node
+    needed = (one + processes) * servers_on_node
     if host_free_gb is not None and needed > host_free_gb - HOST_RESERVE_GB:
         several = f"{servers_on_node} x {one:.2f} GB = " if servers_on_node > 1 else ""
+        own = f" and {processes * servers_on_node:.2f} GB of the servers' processes" if processes else ""
+        pools = f"{several}{one * servers_on_node:.2f} GB{own}"
         plan.causes.append(
-            ("host", f"host pools of {several}{needed:.2f} GB do not fit: the node has {host_free_gb:.2f} GB and"
+            ("host", f"host pools of {pools} do not fit: the node has {host_free_gb:.2f} GB and"
              f" {HOST_RESERVE_GB:.2f} GB of it stay free")
         )  # fmt: skip
-    return Host(figures, total, needed)
+    return Host(figures, total, needed, processes)
 
 
 class FilterModule:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import statistics
 import sys
 from pathlib import Path
@@ -104,6 +103,7 @@ def plan_request(known):
             "available_gb": host.get("available_gb", declared.get("host_free_gb")),
             "cgroup_limit_gb": host.get("cgroup_limit_gb", declared.get("cgroup_limit_gb")),
             "held_gb": holds["host_gb"],
+            "runs": bool(holds["pids"]),
         },
         "counted": checked.get("restarts", True),
     }
@@ -115,6 +115,9 @@ def _learned(records, server, key):
         record[key]
         for record in records
         if isinstance(record.get(key), (int, float))
+        and not isinstance(record[key], bool)
+        # Below 0 another process gave memory back in the meantime, and the boot tells nothing.
+        and 0 <= record[key] < planning.sizing.MOST
         and all(value is not None and record.get(name) == value for name, value in server["kind"].items())
     ]
     return (round(statistics.median(same), 2), len(same)) if same else (None, 0)
@@ -196,8 +199,7 @@ def _named(name, function, *args, **kwargs):
     try:
         return function(*args, **kwargs)
     except (AnsibleFilterError, AnsibleTypeError) as error:
-        own = error.message.startswith(f"{name}: ")
-        raise AnsibleFilterError(error.message if own else f"{name} can't be planned: {error.message}") from None
+        raise AnsibleFilterError(f"{name}: {error.message.removeprefix(f'{name}: ')}") from None
 
 
 class _Node:
@@ -232,14 +234,16 @@ class _Node:
                 " inventory as sglang_node_memory: {gpu_free_gib: …, host_free_gb: …}"
             )
             summed = {"fits": False, "host_total_gb": round(pinned, 3), "host_pools_gb": round(pinned, 3), "reasons": [reason]}
+            summed["host_processes_gb"] = sum(plan["host_processes_gb"] for plan in chosen)
         else:
             bounds = {"host_free_gb": self.available, "cgroup_limit_gb": self.limit}
             summed = memory.memory_node(chosen, **bounds)
+            processes = summed["host_processes_gb"]
             if summed["fits"]:
-                _drop_advice([inputs[name] for name in counted], chosen, bounds)
+                _drop_advice([inputs[name] for name in counted], chosen, {**bounds, "load_peak_gb": processes})
             else:
                 pooled = [inputs[name] for name, plan in zip(counted, chosen) if plan["host_total_gb"]]
-                summed = memory.memory_node(chosen, **bounds, remedy=_remedy(pooled, bounds))
+                summed = memory.memory_node(chosen, **bounds, remedy=_remedy(pooled, {**bounds, "load_peak_gb": processes}))
         return {**summed, "available_gb": self.available, "cgroup_limit_gb": self.limit}
 
 
@@ -292,8 +296,10 @@ def fleet_plan(servers, records=None, want_running=None, want_context=None, allo
             raise AnsibleFilterError(
                 "want_context goes with want_running: how many requests of that length are to run at once?"
             )
+        planning.number("want_running", want_running, least=1, whole=True)
         wanted = {"want_running": want_running, "allow_lossy": allow_lossy}
         if want_context is not None:
+            planning.number("want_context", want_context, least=1, whole=True)
             wanted["want_context"] = want_context
     nodes = {}
     for server in servers:
@@ -305,6 +311,8 @@ def fleet_plan(servers, records=None, want_running=None, want_context=None, allo
         try:
             inputs[name], told = _named(name, _inputs, server, records or [], nodes[server["node"]].available)
             plans[name] = {**_named(name, memory.memory_plan, **inputs[name]), **told, "suggestion": None}
+            if server["host"].get("runs"):
+                plans[name]["host_processes_gb"] = 0  # the new processes take what the old ones have
         except AnsibleFilterError as error:
             if not tolerant:
                 raise
@@ -315,10 +323,19 @@ def fleet_plan(servers, records=None, want_running=None, want_context=None, allo
         here = [server["name"] for server in node.servers if server["name"] in plans]
         if wanted:
             pooled = sum(planning.wants_host_pools(planning.Flags(inputs[server]["args"])) for server in here)
-            share = {"host_free_gb": node.room(), "servers_on_node": max(1, pooled)}
+            room = node.room()
+            if room is not None:
+                room = max(0, room - sum(plans[server]["host_processes_gb"] for server in here))
+            share = {"host_free_gb": room, "servers_on_node": max(1, pooled), "host_processes_gb": 0}
             for server in here:
                 asked = {**inputs[server], **share, **wanted}
-                plans[server]["suggestion"] = _named(server, memory.memory_suggest, **asked)
+                try:
+                    plans[server]["suggestion"] = _named(server, memory.memory_suggest, **asked)
+                except AnsibleFilterError as error:
+                    if not tolerant:
+                        raise
+                    why = error.message.removeprefix(f"{server}: ")
+                    plans[server]["warnings"].append(f"no flags are suggested: {why}")
         told = node.sum(inputs, plans) if here else None
         if told:
             summed[name] = told
@@ -369,6 +386,8 @@ def boot_record(known, plan=None):
     context = graphs = None
     if free and figures.get("free_gpu_gib") is not None and request["kind"]["gpu"]:
         context = round(min(free) - figures["free_gpu_gib"], 2)
+        # Another process has given memory back between the two: nothing is learned from that.
+        context = context if context >= 0 else None
     if figures.get("graphs_gib") is not None:
         graphs = figures["graphs_gib"]
     return {

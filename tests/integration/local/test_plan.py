@@ -49,7 +49,7 @@ def test_what_can_be_planned_is_told_beside_what_cannot(fleet):
         "NOT PLANNED: away-gpu0, away-gpu1: away could not be reached: state its memory in the inventory as sglang_node_memory:"
         in flat
     )
-    assert "NOT PLANNED: strange-gpu0, strange-gpu1: can't be planned: model class NewForCausalLM" in flat
+    assert "NOT PLANNED: strange-gpu0, strange-gpu1: model class NewForCausalLM" in flat
     assert max(map(len, said.splitlines())) <= TERMINAL - INDENTED
 
 

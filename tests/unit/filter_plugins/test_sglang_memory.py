@@ -608,7 +608,7 @@ def test_advice_and_remedies_planned_fit_as_they_say(situation):
 def test_a_node_sums_ranks_servers_and_the_load():
     one = {"host_total_gb": 20.0, "ranks": 2}
     assert memory_node([one, one], host_free_gb=100.0) == {
-        "fits": True, "host_total_gb": 80.0, "host_pools_gb": 80.0, "reasons": [],
+        "fits": True, "host_total_gb": 80.0, "host_pools_gb": 80.0, "host_processes_gb": 0, "reasons": [],
     }  # fmt: skip
     loaded = memory_node([one, one], host_free_gb=100.0, load_peak_gb=15.0)
     assert loaded["reasons"] == [

@@ -324,8 +324,8 @@ def test_what_does_not_fit_is_said_below_the_tables(servers):
     text = plan_report(fleet(servers(declared={**STATED, "host_free_gb": 350})))
     assert rows(paragraph(text, "On the hosts, GB"), "node")["node1"] == ["621.32", "350.00", "-", "NO"]
     assert unwrapped(paragraph(text, "DOES NOT FIT")) == (
-        "DOES NOT FIT: node1: host pools 155.33 + 155.33 + 155.33 + 155.33 GB = 621.32 GB do not fit into the node's available"
-        " memory, 350.00 GB, of which 10.74 GB stay free: hicache-size 81 on each of its 4 servers fits"
+        "DOES NOT FIT: node1: host pools 155.33 + 155.33 + 155.33 + 155.33 GB = 621.32 GB and 22.00 GB of the servers' processes do not fit into the node's available"
+        " memory, 350.00 GB, of which 10.74 GB stay free: hicache-size 76 on each of its 4 servers fits"
     )
     text = plan_report(fleet(servers(declared={**STATED, "gpu_free_gib": 40})))
     assert rows(paragraph(text, "On the card"), "server")["node1-gpu0"][-1] == "NO"
@@ -366,7 +366,7 @@ def test_a_suggestion_that_is_not_possible_tells_the_nearest(servers):
 def test_what_is_the_same_for_all_servers_is_suggested_once(servers):
     text = plan_report(fleet(servers(declared={**STATED, "host_free_gb": 350}), want_running=8, want_context=4096))
     (told,) = [part for part in text.split("\n\n") if " running, " in part]
-    assert told.startswith("all: 9 running, ") and told.splitlines()[-1] == "    hicache-size: 81"
+    assert told.startswith("all: 9 running, ") and told.splitlines()[-1] == "    hicache-size: 76"
     assert "GB on the host with" in unwrapped(told)
 
 
@@ -378,8 +378,7 @@ def test_servers_that_cannot_be_planned_stand_below_the_others(servers):
     text = plan_report(fleet(known, tolerant=True))
     assert list(rows(paragraph(text, "On the card, GiB"), "server")) == ["node1-gpu0"]
     assert [unwrapped(part) for part in text.split("\n\n") if part.startswith("NOT PLANNED")] == [
-        "NOT PLANNED: node1-gpu1: can't be planned: model class NewForCausalLM is not one whose memory is known here; plan it"
-        " by a boot",
+        "NOT PLANNED: node1-gpu1: model class NewForCausalLM is not one whose memory is known here; plan it by a boot",
         "NOT PLANNED: node1-gpu2, node1-gpu3: node1 could not be reached: state its memory in the inventory as"
         " sglang_node_memory: {gpu_free_gib: …, host_free_gb: …}",
     ]
