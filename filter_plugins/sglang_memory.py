@@ -65,6 +65,7 @@ def told(plan, reasons=(), remedy=None, advice=()):
         "remedy": {} if plan.fits else remedy,
         "weights_gib": round(plan.weights, 3),
         "draft_weights_gib": round(plan.draft_weights, 3),
+        "before_pools_gib": round(plan.before_pools, 3),
         "rest_gib": round(plan.rest, 3),
         "slack_gib": round(plan.slack, 3),
         "left_gib": round(plan.left, 3),
@@ -98,7 +99,7 @@ def whole(search):
 def memory_plan(
     config, args, sglang_version=NEWEST, free_gpu_gib=None, weights_gib=None, draft_weights_gib=None,
     host_free_gb=None, servers_on_node=1, draft_config=None, graphs_gib=None,
-    host_processes_gb=None,
+    host_processes_gb=None, before_pools_gib=None, between_gib=None,
 ):  # fmt: skip
     """One server's memory, per rank; the keys are in sglang_memory_plan.yml."""
     figures = planning.Figures(
@@ -111,6 +112,8 @@ def memory_plan(
         draft_config,
         graphs_gib,
         host_processes_gb,
+        before_pools_gib,
+        between_gib,
     )
     return whole(change.Search(config, args, figures))
 
@@ -119,7 +122,7 @@ def memory_plan(
 def memory_suggest(
     config, args, want_running=24, want_context=8192, allow_lossy=False, sglang_version=NEWEST, free_gpu_gib=None,
     weights_gib=None, draft_weights_gib=None, host_free_gb=None, servers_on_node=1, draft_config=None, graphs_gib=None,
-    host_processes_gb=None,
+    host_processes_gb=None, before_pools_gib=None, between_gib=None,
 ):  # fmt: skip
     """Flags that let ``want_running`` requests of ``want_context`` tokens run; the keys are in sglang_memory_suggest.yml."""
     number("want_running", want_running, least=1, whole=True)
@@ -136,6 +139,8 @@ def memory_suggest(
         draft_config,
         graphs_gib,
         host_processes_gb,
+        before_pools_gib,
+        between_gib,
     )
     found = change.suggest(config, args, figures, want_running, want_context, allow_lossy)
 

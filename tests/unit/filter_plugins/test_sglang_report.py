@@ -268,10 +268,10 @@ def test_a_plan_of_four_servers(servers):
     text = plan_report(fleet(servers()))
     card = rows(paragraph(text, "On the card, GiB"), "server")
     assert list(card) == [f"node1-gpu{gpu}" for gpu in range(4)]
-    assert card["node1-gpu3"] == ["92.79", "50.95", "5.53", "17.14", "7.03", "5.68", "6.47", "yes"]
+    assert card["node1-gpu3"] == ["92.79", "51.05", "5.53", "16.98", "7.03", "5.68", "6.48", "yes"]
     requests = rows(paragraph(text, "Requests"), "server")
-    assert requests["node1-gpu0"] == ["9", "48", "264260", "48", "state slots"]
-    assert rows(paragraph(text, "On the hosts, GB"), "node") == {"node1": ["621.32", "900.00", "-", "yes"]}
+    assert requests["node1-gpu0"] == ["9", "48", "261864", "48", "state slots"]
+    assert rows(paragraph(text, "On the hosts, GB"), "node") == {"node1": ["621.12", "900.00", "-", "yes"]}
     assert "DOES NOT FIT" not in text
 
 
@@ -292,8 +292,8 @@ def test_notes_of_all_servers_are_told_once(servers):
         "  config; graphs and activations: unknown until a first boot of this",
         "  model, GPU, release and profile",
         "all: max-running-requests 15 with max-mamba-cache-size 75 runs 15",
-        "  instead of 9 and leaves 144461 of 264260 KV tokens",
-        "all: note: weights_gib is worked out from the config: 50.95 GiB at 16",
+        "  instead of 9 and leaves 142065 of 261864 KV tokens",
+        "all: note: weights_gib is worked out from the config: 51.05 GiB at 16",
         "  bits each",
         "all: note: draft_weights_gib is worked out from the config: 5.53 GiB at",
         "  16 bits each",
@@ -322,9 +322,10 @@ def test_graphs_of_earlier_boots_are_told(servers):
 
 def test_what_does_not_fit_is_said_below_the_tables(servers):
     text = plan_report(fleet(servers(declared={**STATED, "host_free_gb": 350})))
-    assert rows(paragraph(text, "On the hosts, GB"), "node")["node1"] == ["621.32", "350.00", "-", "NO"]
+    assert rows(paragraph(text, "On the hosts, GB"), "node")["node1"] == ["621.12", "350.00", "-", "NO"]
     assert unwrapped(paragraph(text, "DOES NOT FIT")) == (
-        "DOES NOT FIT: node1: host pools 155.33 + 155.33 + 155.33 + 155.33 GB = 621.32 GB and 22.00 GB of the servers' processes do not fit into the node's available"
+        "DOES NOT FIT: node1: host pools 155.28 + 155.28 + 155.28 + 155.28 GB = 621.12 GB and 22.00 GB of the servers'"
+        " processes do not fit into the node's available"
         " memory, 350.00 GB, of which 10.74 GB stay free: hicache-size 76 on each of its 4 servers fits"
     )
     text = plan_report(fleet(servers(declared={**STATED, "gpu_free_gib": 40})))
@@ -335,7 +336,7 @@ def test_a_suggestion_that_is_possible(servers):
     (server, *_others) = servers("mtp")
     text = plan_report(fleet([server], want_running=16))
     assert paragraph(text, "node1-gpu0: 16 running").splitlines() == [
-        "node1-gpu0: 16 running, 160904 KV tokens, 6.90 GiB left with",
+        "node1-gpu0: 16 running, 158508 KV tokens, 6.91 GiB left with",
         "    max-running-requests: 16",
         "    mamba-radix-cache-strategy: extra_buffer_lazy",
         "    max-mamba-cache-size: 64",
@@ -357,7 +358,7 @@ def test_a_suggestion_that_is_not_possible_tells_the_nearest(servers):
     flags = [f"    {name}: {value}" for name, value in suggestion["nearest"]["args"].items()]
     assert told[-len(flags) :] == flags
     assert unwrapped(" ".join(told[: -len(flags)])) == (
-        "node1-gpu0: not on this card: 16 requests x 16384 tokens want 262144 KV tokens; 123320 fit beside the rest;"
+        "node1-gpu0: not on this card: 16 requests x 16384 tokens want 262144 KV tokens; 120924 fit beside the rest;"
         f" allow_lossy lets a narrower type of state or KV cache be tried nearest: {plan['max_running_requests']} running,"
         f" {plan['kv_tokens']} KV tokens, {plan['left_gib']:.2f} GiB left with"
     )
@@ -399,7 +400,7 @@ def test_where_not_even_one_request_runs_there_is_no_nearest(servers):
     (server, *_others) = servers("mtp", declared={**STATED, "gpu_free_gib": 40})
     text = plan_report(fleet([server], want_running=2))
     line = unwrapped(paragraph(text, "node1-gpu0: not on this card"))
-    assert "nearest" not in text and "weights of 56.48 GiB, with " in line
+    assert "nearest" not in text and "weights of 56.62 GiB, with " in line
 
 
 def test_flags_that_give_what_is_wanted_as_they_are(servers):
