@@ -57,6 +57,16 @@ def in_a_sentence(name):
     return wrap
 
 
+def switched(name, value):
+    """``value`` as Ansible reads a switch, so that a filter and ``-e`` take the same."""
+    text = str(value).lower()
+    if isinstance(value, (bool, int, str)) and text in planning.sizing.SWITCHED_ON:
+        return True
+    if isinstance(value, (bool, int, str)) and text in planning.sizing.SWITCHED_OFF:
+        return False
+    raise AnsibleTypeError(f"{name} is {value!r}; expected true or false")
+
+
 def told(plan, reasons=(), remedy=None, advice=()):
     """A plan as the mapping that people get; the keys are in sglang_memory_plan.yml."""
     return {
@@ -127,8 +137,7 @@ def memory_suggest(
     """Flags that let ``want_running`` requests of ``want_context`` tokens run; the keys are in sglang_memory_suggest.yml."""
     number("want_running", want_running, least=1, whole=True)
     number("want_context", want_context, least=1, whole=True)
-    if not isinstance(allow_lossy, bool):
-        raise AnsibleTypeError(f"allow_lossy is {allow_lossy!r}; expected true or false")
+    allow_lossy = switched("allow_lossy", allow_lossy)
     figures = planning.Figures(
         sglang_version,
         free_gpu_gib,
@@ -148,7 +157,8 @@ def memory_suggest(
         flags = {**planning.Flags(args).given, **answer["args"]}
         return {**answer, "plan": whole(change.Search(config, flags, figures, answer["plan"]))}
 
-    return {**as_told(found), "nearest": as_told(found["nearest"]) if found["nearest"] else None}
+    beside = {name: as_told(found[name]) if found[name] else None for name in ("nearest", "more")}
+    return {**as_told(found), **beside}
 
 
 @in_a_sentence("sglang_memory_node")

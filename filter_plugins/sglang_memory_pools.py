@@ -53,6 +53,8 @@ RANK_GB = 2.9
 # Qwen3.6-27B (SGLang 0.5.17, H200). No formula is known. A dense model on a small card showed none, so it is taken for
 # hybrids alone. Earlier boots of the same kind tell it better (before_pools_gib).
 HYBRID_GIB = 0.05
+# A request of fewer tokens, prompt and answer, is short.
+SHORT_REQUEST = 1024
 # pool_host/base.py and hicache_auto_size.py.
 HOST_RESERVE_GB = 10 * GIB / GB
 HOST_FRACTION = 0.8
@@ -154,6 +156,7 @@ class Plan:
         self.sizes = sizing.Sizes(flags, self.release, self.model, config, self.speculation)
         self.weights, self.draft_weights, self.shared, more = known_weights(self, config)
         self.warnings = [*self.release.warnings, *self.model.warnings, *self.sizes.warnings, *self.speculation.warnings, *more]
+        self.warnings += [f"{name} is no flag that is read here: did you mean {meant}?" for name, meant in flags.misspelled()]
         self.causes = []
         self.slots = self.tokens = self.swa_tokens = self.running = 0
         self.reserved_state = self.reserved_buffers = 0
@@ -190,6 +193,17 @@ class Plan:
         self.left = self.free - (before_pools - self.multimodal) - uncharged - sum(self.pools.values())
         self.fit_card()
         self.host = host_pools(self)
+        self.note_few_tokens()
+
+    def note_few_tokens(self):
+        """KV that its running requests outgrow: SGLang then lets some wait, or takes them back."""
+        context = self.flags.count("context-length") or models.optional(self.model.text, "max_position_embeddings")
+        each = min(context or SHORT_REQUEST, SHORT_REQUEST)
+        if self.running > 0 and 0 < self.tokens < self.running * each:
+            self.warnings.append(
+                f"{self.tokens} KV tokens are {self.tokens // self.running} for each of {self.running} running requests:"
+                " longer ones wait for one another"
+            )
 
     @property
     def fits(self):

@@ -10,6 +10,7 @@ Read by sglang_memory.py. Sources, in SGLang's wheels: ``srt/model_executor/pool
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib.util
 import math
@@ -100,6 +101,26 @@ def _digits(value):
     return int(abs(value).bit_length() * math.log10(2))
 
 
+# As Ansible reads a switch.
+SWITCHED_ON = ("true", "yes", "on", "y", "t", "1")
+SWITCHED_OFF = ("false", "no", "off", "n", "f", "0")
+# Flags that are read here and in the files beside.
+READ = (
+    "chunked-prefill-size", "context-length", "disable-hybrid-swa-memory", "disable-overlap-schedule", "disable-radix-cache",
+    "dp-size", "dtype", "enable-dp-attention", "enable-hierarchical-cache", "enable-linear-replayssm-spec", "hicache-ratio",
+    "hicache-size", "kv-cache-dtype", "linear-attn-backend", "mamba-full-memory-ratio", "mamba-radix-cache-strategy",
+    "mamba-ssm-dtype", "max-mamba-cache-size", "max-running-requests", "max-total-tokens", "mem-fraction-static",
+    "mm-feature-transport", "page-size", "pp-size", "quantization", "speculative-algorithm", "speculative-draft-model-path",
+    "speculative-eagle-topk", "speculative-num-draft-tokens", "speculative-num-steps", "swa-full-tokens-ratio", "tp-size",
+)  # fmt: skip
+
+
+@functools.cache
+def nearly(name):
+    """The flag of READ that ``name`` is a slip of, or None. SGLang's own flags are farther from each other."""
+    return next(iter(difflib.get_close_matches(name, READ, n=1, cutoff=0.92)), None)
+
+
 def number(what, value, least=None, above=None, most=None, below=None, whole=False):
     """``value`` as it is, or an error that names it. A bool is not a number, nor is text."""
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
@@ -160,7 +181,13 @@ class Flags:
         self.given = {ALIASES.get(key, key): value for key, value in named.items() if value is not None and value is not False}
 
     def on(self, name):
-        return self.given.get(name) is True or self.given.get(name) == "true"
+        value = self.given.get(name)
+        return value.lower() in SWITCHED_ON if isinstance(value, str) else value is True or value == 1
+
+    def misspelled(self):
+        """``[(name, what was meant)]`` of flags that differ by a slip from one that memory depends on."""
+        near = ((name, nearly(name)) for name in self.given if name not in READ)
+        return [(name, meant) for name, meant in near if meant]
 
     def count(self, name, default=None, least=1):
         value = self.given.get(name)

@@ -363,7 +363,8 @@ def fleet_plan(servers, records=None, want_running=None, want_context=None, allo
             pooled = sum(planning.wants_host_pools(planning.Flags(inputs[server]["args"])) for server in here)
             room = node.room()
             if room is not None:
-                room = max(0, room - sum(plans[server]["host_processes_gb"] for server in here))
+                # What is told of pools is rounded, and a sum of rounded figures must fit too.
+                room = max(0, room - sum(plans[server]["host_processes_gb"] + 0.01 for server in here))
             share = {"host_free_gb": room, "servers_on_node": max(1, pooled), "host_processes_gb": 0}
             for server in here:
                 asked = {**inputs[server], **share, **wanted}

@@ -286,6 +286,10 @@ def suggested(suggestion):
     with_these = f"{', '.join(figures)} with{'' if found['args'] else ' the flags as they are'}"
     first = [with_these] if suggestion["possible"] else [refused, f"nearest: {with_these}"]
     flags = [f"{flag}: {value}" for flag, value in found["args"].items()]
+    more = suggestion.get("more")
+    if more:
+        plan, args = more["plan"], ", ".join(f"{flag} {value}" for flag, value in more["args"].items())
+        flags.append(f"more: {plan['max_running_requests']} running fit, {plan['kv_tokens']} KV tokens, with {args}")
     return [*first, *flags, *(f"lossy: {cost}" for cost in found["lossy"])]
 
 

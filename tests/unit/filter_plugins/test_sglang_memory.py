@@ -816,7 +816,7 @@ def test_any_key_of_any_type_is_an_answer_or_one_sentence(config, data):
         (lambda: memory_node([], free=1), AnsibleFilterError, "sglang_memory_node: got an unexpected keyword argument 'free'"),
         (lambda: suggest(want_running=0), AnsibleFilterError, "want_running is 0"),
         (lambda: suggest(want_context="8k"), AnsibleTypeError, "want_context is '8k'"),
-        (lambda: suggest(allow_lossy="yes"), AnsibleTypeError, "allow_lossy is 'yes'"),
+        (lambda: suggest(allow_lossy="perhaps"), AnsibleTypeError, "allow_lossy is 'perhaps'"),
         (lambda: memory_node({}, host_free_gb=1), AnsibleTypeError, "needs a list of plans, got a mapping"),
         (lambda: memory_node([{}], host_free_gb=1), AnsibleTypeError, "plan 0 has no host_total_gb"),
         (lambda: memory_node([]), AnsibleFilterError, "host_free_gb is not given"),

@@ -340,6 +340,9 @@ def test_a_suggestion_that_is_possible(servers):
         "    max-running-requests: 16",
         "    mamba-radix-cache-strategy: extra_buffer_lazy",
         "    max-mamba-cache-size: 64",
+        "    more: 18 running fit, 148289 KV tokens, with max-running-requests",
+        "      18, mem-fraction-static 0.938, mamba-radix-cache-strategy",
+        "      extra_buffer_lazy, max-mamba-cache-size 72",
     ]
     lossy = plan_report(fleet([server], want_running=24, want_context=16384, allow_lossy=True))
     assert unwrapped(paragraph(lossy, "node1-gpu0: 24 running")).endswith(
@@ -358,7 +361,7 @@ def test_a_suggestion_that_is_not_possible_tells_the_nearest(servers):
     flags = [f"    {name}: {value}" for name, value in suggestion["nearest"]["args"].items()]
     assert told[-len(flags) :] == flags
     assert unwrapped(" ".join(told[: -len(flags)])) == (
-        "node1-gpu0: not on this card: 16 requests x 16384 tokens want 262144 KV tokens; 120924 fit beside the rest;"
+        "node1-gpu0: not on this card: 16 requests x 16384 tokens want 262144 KV tokens; 216701 fit beside the rest with mem-fraction-static 0.983;"
         f" allow_lossy lets a narrower type of state or KV cache be tried nearest: {plan['max_running_requests']} running,"
         f" {plan['kv_tokens']} KV tokens, {plan['left_gib']:.2f} GiB left with"
     )
