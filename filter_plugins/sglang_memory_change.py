@@ -392,7 +392,7 @@ class Wish(Search):
         kept = Rule.kept_gib(self.figures)
         highest = most(1, 999, lambda part: roomy(self.plan({**flags, FRACTION: part / 1000}), kept))
         best = self.plan({**flags, FRACTION: highest / 1000}) if highest else plan
-        plan = best if best.tokens > plan.tokens else plan
+        plan = best if best.tokens >= plan.tokens else plan
         # Where weights fit, a card that is short of KV is told by the KV that is wanted.
         reasons = [text for kind, text in plan.causes if kind != "card" or plan.rest <= 0 or plan.tokens >= need]
         if plan.tokens < need:

@@ -43,7 +43,7 @@ def test_what_can_be_planned_is_told_beside_what_cannot(fleet):
     assert run.rc == 0, run.stdout
     said = told(run)
     flat = " ".join(said.split())
-    assert "stated-gpu0 92.79 50.95 5.53" in flat
+    assert "stated-gpu0 92.79 51.05 5.53" in flat
     assert "DOES NOT FIT" not in flat
     assert (
         "NOT PLANNED: away-gpu0, away-gpu1: away could not be reached: state its memory in the inventory as sglang_node_memory:"

@@ -361,7 +361,8 @@ def test_a_suggestion_that_is_not_possible_tells_the_nearest(servers):
     flags = [f"    {name}: {value}" for name, value in suggestion["nearest"]["args"].items()]
     assert told[-len(flags) :] == flags
     assert unwrapped(" ".join(told[: -len(flags)])) == (
-        "node1-gpu0: not on this card: 16 requests x 16384 tokens want 262144 KV tokens; 216701 fit beside the rest with mem-fraction-static 0.983;"
+        "node1-gpu0: not on this card: 16 requests x 16384 tokens want 262144 KV tokens; 216701 fit beside"
+        " the rest with mem-fraction-static 0.983;"
         f" allow_lossy lets a narrower type of state or KV cache be tried nearest: {plan['max_running_requests']} running,"
         f" {plan['kv_tokens']} KV tokens, {plan['left_gib']:.2f} GiB left with"
     )
