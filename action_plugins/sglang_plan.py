@@ -44,6 +44,8 @@ class ActionModule(ActionBase):
                     if server["spec"]["device"] == "cuda":
                         planned.append(request(server))
                 except AnsibleError as error:
+                    if when_not != "tell":
+                        raise
                     refused[server["name"]] = error.message
             plan = filter_loader.get("sglang_fleet_plan").j2_function(
                 planned, records=_records(folder), tolerant=True, **wanted

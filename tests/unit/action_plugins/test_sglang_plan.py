@@ -98,6 +98,19 @@ def test_a_server_that_cannot_be_planned_stands_beside_the_plans_of_others(run, 
     assert "NOT PLANNED: n-gpu0: model class NewForCausalLM" in result["report"]
 
 
+def test_a_server_whose_node_is_badly_stated_is_named_beside_the_plans_of_others(run, server):
+    bad = {**server(), "declared": {"gpu_free_gib": "much"}}
+    refused = {**server(name="n-gpu2"), "spec": {}, "refused": "its node has another release"}
+    result = run(servers=[bad, server(name="n-gpu1"), refused], when_not="tell")
+    assert list(result["plan"]["servers"]) == ["n-gpu1"]
+    assert result["plan"]["unplanned"] == {
+        "n-gpu0": "n-gpu0: sglang_node_memory of n: gpu_free_gib is 'much': expected a number above 0",
+        "n-gpu2": "n-gpu2: its node has another release",
+    }
+    with pytest.raises(AnsibleActionFail, match="sglang_node_memory of n: gpu_free_gib is 'much'"):
+        run(servers=[bad])
+
+
 def test_a_server_on_a_cpu_is_left_out(run, server):
     result = run(servers=[server(device="cpu")])
     assert (result["plan"]["servers"], result["report"]) == ({}, "Nothing to plan: no selected server is for cuda.")
