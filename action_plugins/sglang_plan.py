@@ -36,10 +36,21 @@ class ActionModule(ActionBase):
         try:
             request = filter_loader.get("sglang_plan_request").j2_function
             # A CPU's KV cache is bounded by max-total-tokens, and its memory is the host's: nothing to plan.
-            planned = [request(server) for server in servers if server["spec"]["device"] == "cuda"]
+            planned, refused = [], {}
+            for server in servers:
+                try:
+                    if not server["spec"]:
+                        raise AnsibleError(f"{server['name']}: {server.get('refused') or 'nothing tells how it is started'}")
+                    if server["spec"]["device"] == "cuda":
+                        planned.append(request(server))
+                except AnsibleError as error:
+                    if when_not != "tell":
+                        raise
+                    refused[server["name"]] = error.message
             plan = filter_loader.get("sglang_fleet_plan").j2_function(
                 planned, records=_records(folder), tolerant=True, **wanted
             )
+            plan["unplanned"] = {**refused, **plan["unplanned"]}
             report = filter_loader.get("sglang_plan_report").j2_function(plan)
         except AnsibleError as error:
             raise AnsibleActionFail(error.message) from None

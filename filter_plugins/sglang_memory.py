@@ -57,6 +57,16 @@ def in_a_sentence(name):
     return wrap
 
 
+def switched(name, value):
+    """``value`` as Ansible reads a switch, so that a filter and ``-e`` take the same."""
+    text = str(value).lower()
+    if isinstance(value, (bool, int, str)) and text in planning.sizing.SWITCHED_ON:
+        return True
+    if isinstance(value, (bool, int, str)) and text in planning.sizing.SWITCHED_OFF:
+        return False
+    raise AnsibleTypeError(f"{name} is {value!r}; expected true or false")
+
+
 def told(plan, reasons=(), remedy=None, advice=()):
     """A plan as the mapping that people get; the keys are in sglang_memory_plan.yml."""
     return {
@@ -65,6 +75,7 @@ def told(plan, reasons=(), remedy=None, advice=()):
         "remedy": {} if plan.fits else remedy,
         "weights_gib": round(plan.weights, 3),
         "draft_weights_gib": round(plan.draft_weights, 3),
+        "before_pools_gib": round(plan.before_pools, 3),
         "rest_gib": round(plan.rest, 3),
         "slack_gib": round(plan.slack, 3),
         "left_gib": round(plan.left, 3),
@@ -80,6 +91,7 @@ def told(plan, reasons=(), remedy=None, advice=()):
         "binding": plan.binding,
         **{name: round(value, 3) for name, value in plan.host.pools.items()},
         "host_total_gb": round(plan.host.total, 3),
+        "host_processes_gb": round(plan.host.processes, 3),
         "ranks": plan.sizes.ranks,
         "advice": [sentence for _flags, sentence in advice],
         "advice_args": [flags for flags, _sentence in advice],
@@ -97,10 +109,21 @@ def whole(search):
 def memory_plan(
     config, args, sglang_version=NEWEST, free_gpu_gib=None, weights_gib=None, draft_weights_gib=None,
     host_free_gb=None, servers_on_node=1, draft_config=None, graphs_gib=None,
+    host_processes_gb=None, before_pools_gib=None, between_gib=None,
 ):  # fmt: skip
     """One server's memory, per rank; the keys are in sglang_memory_plan.yml."""
     figures = planning.Figures(
-        sglang_version, free_gpu_gib, weights_gib, draft_weights_gib, host_free_gb, servers_on_node, draft_config, graphs_gib
+        sglang_version,
+        free_gpu_gib,
+        weights_gib,
+        draft_weights_gib,
+        host_free_gb,
+        servers_on_node,
+        draft_config,
+        graphs_gib,
+        host_processes_gb,
+        before_pools_gib,
+        between_gib,
     )
     return whole(change.Search(config, args, figures))
 
@@ -109,14 +132,24 @@ def memory_plan(
 def memory_suggest(
     config, args, want_running=24, want_context=8192, allow_lossy=False, sglang_version=NEWEST, free_gpu_gib=None,
     weights_gib=None, draft_weights_gib=None, host_free_gb=None, servers_on_node=1, draft_config=None, graphs_gib=None,
+    host_processes_gb=None, before_pools_gib=None, between_gib=None,
 ):  # fmt: skip
     """Flags that let ``want_running`` requests of ``want_context`` tokens run; the keys are in sglang_memory_suggest.yml."""
     number("want_running", want_running, least=1, whole=True)
     number("want_context", want_context, least=1, whole=True)
-    if not isinstance(allow_lossy, bool):
-        raise AnsibleTypeError(f"allow_lossy is {allow_lossy!r}; expected true or false")
+    allow_lossy = switched("allow_lossy", allow_lossy)
     figures = planning.Figures(
-        sglang_version, free_gpu_gib, weights_gib, draft_weights_gib, host_free_gb, servers_on_node, draft_config, graphs_gib
+        sglang_version,
+        free_gpu_gib,
+        weights_gib,
+        draft_weights_gib,
+        host_free_gb,
+        servers_on_node,
+        draft_config,
+        graphs_gib,
+        host_processes_gb,
+        before_pools_gib,
+        between_gib,
     )
     found = change.suggest(config, args, figures, want_running, want_context, allow_lossy)
 
@@ -124,7 +157,8 @@ def memory_suggest(
         flags = {**planning.Flags(args).given, **answer["args"]}
         return {**answer, "plan": whole(change.Search(config, flags, figures, answer["plan"]))}
 
-    return {**as_told(found), "nearest": as_told(found["nearest"]) if found["nearest"] else None}
+    beside = {name: as_told(found[name]) if found[name] else None for name in ("nearest", "more")}
+    return {**as_told(found), **beside}
 
 
 @in_a_sentence("sglang_memory_node")
@@ -139,25 +173,28 @@ def memory_node(plans, host_free_gb=None, cgroup_limit_gb=None, load_peak_gb=0, 
     if cgroup_limit_gb is not None and number("cgroup_limit_gb", cgroup_limit_gb, least=0) < room:
         room, bound = cgroup_limit_gb, "the limit of its cgroup"
     number("load_peak_gb", load_peak_gb, least=0)
-    servers = []
+    servers, processes = [], 0
     for index, plan in enumerate(plans):
         if not isinstance(plan, Mapping) or "host_total_gb" not in plan:
             raise AnsibleTypeError(f"plan {index} has no host_total_gb; expected results of sglang_memory_plan")
         total = number(f"host_total_gb of plan {index}", plan["host_total_gb"], least=0)
         servers.append(total * number(f"ranks of plan {index}", plan.get("ranks", 1), least=1, whole=True))
+        processes += number(f"host_processes_gb of plan {index}", plan.get("host_processes_gb", 0), least=0)
     pinned = sum(servers)
-    total = pinned + load_peak_gb
+    total = pinned + load_peak_gb + processes
     reserve = HOST_RESERVE_GB if pinned else 0
     reasons = []
-    if total > room - reserve:
+    if (pinned or load_peak_gb) and total > room - reserve:
         terms = " + ".join(f"{size:.2f}" for size in servers if size)
         loading = f" + {load_peak_gb:.2f} GB while loading" if load_peak_gb else ""
         several = sum(map(bool, [*servers, load_peak_gb])) > 1
-        summed = f"{terms} GB{loading}" + (f" = {total:.2f} GB" if several else "")
+        summed = f"{terms} GB{loading}" + (f" = {pinned + load_peak_gb:.2f} GB" if several else "")
+        summed += f" and {processes:.2f} GB of the servers' processes" if processes else ""
         kept = f", of which {reserve:.2f} GB stay free" if reserve else ""
         reasons.append(f"host pools {summed} do not fit into {bound}, {room:.2f} GB{kept}: {remedy}")
     return {
-        "fits": not reasons, "host_total_gb": round(total, 3), "host_pools_gb": round(pinned, 3), "reasons": reasons,
+        "fits": not reasons, "host_total_gb": round(pinned + load_peak_gb, 3), "host_pools_gb": round(pinned, 3),
+        "host_processes_gb": round(processes, 3), "reasons": reasons,
     }  # fmt: skip
 
 

@@ -45,6 +45,9 @@ class Rule:
     # and this for activations stays; else this share of the card: 0.92 on a 96 GB card leaves it, and that was booted.
     activations_gib = 1.0
     unlearned_share = 0.06
+    # What is told beside the wish ends where measurements end: 48 requests, at 0.95 (docs/memory.md).
+    most_running = 48
+    most_fraction = 0.95
 
     @classmethod
     def kept_gib(cls, figures):
@@ -136,6 +139,17 @@ class Search:
         plan = at(higher)
         return higher / 1000 if serves(plan) and plan.leaves(Rule.kept_gib(self.figures)) else None
 
+    def bounded(self, flags, kept, least=1):
+        """``flags``, with the largest ``max-total-tokens`` that leaves ``kept`` GiB where without one too little is left.
+
+        Buffers that are freed become KV, and the pool of a draft with it that no fraction reckons with.
+        """
+        plan = self.plan(flags)
+        if roomy(plan, kept):
+            return flags
+        tokens = most(least, plan.tokens, lambda count: roomy(self.plan({**flags, TOKENS: count}), kept))
+        return {**flags, TOKENS: tokens or least}
+
     def on_host(self, flags):
         """``flags`` with a ``hicache-size`` that fits the node where theirs does not; None where none does."""
         room = self.figures.host_free_gb
@@ -173,7 +187,11 @@ def roomy(plan, kept=0):
 
 
 def card_remedy(search):
-    """Flags with which the card is enough: its fraction, else fewer requests, else both; None where nothing helps."""
+    """Flags with which the card is enough: its fraction, or fewer requests, or both; None where nothing helps.
+
+    A lower fraction is told as it is. A higher one is compared with fewer requests by the requests that run with KV for
+    :attr:`Rule.least_tokens` each, then by KV tokens.
+    """
     given, today = search.given, search.today
 
     def useful(plan):
@@ -184,13 +202,29 @@ def card_remedy(search):
         plan = search.plan({**given, **flags})
         return useful(plan) and on_card(plan)
 
+    def at(count):
+        return search.plan({**given, **search.counts(count, given)})
+
+    def worth(flags):
+        plan = search.plan({**given, **flags})
+        return min(plan.running, plan.tokens // Rule.least_tokens), plan.tokens
+
     fraction = search.fraction(given, useful)
-    if fraction:
+    if fraction and fraction <= given[FRACTION]:
         return {FRACTION: fraction}
     asked = today.requested or max(1, today.running)
+    found = [{FRACTION: fraction}] if fraction else []
     running = most(1, asked, lambda count: serves(search.counts(count, given)))
-    if running:
-        return search.counts(running, given)
+    paid = most(1, running or 0, lambda count: at(count).tokens >= count * Rule.least_tokens)
+    found += [search.counts(count, given) for count in dict.fromkeys((paid, running)) if count]
+    if RUNNING in given and today.per_request and today.slots >= today.per_request:
+        # With the slots as they are: what was held back for requests that can't run becomes KV.
+        count = {RUNNING: min(asked, today.slots // today.per_request) * today.sizes.workers}
+        flags = search.bounded({**given, **count}, Rule.kept_gib(search.figures))
+        bounded = {name: value for name, value in flags.items() if given.get(name) != value}
+        found += [bounded] if bounded and serves(bounded) else []
+    if found:
+        return max(found, key=worth)
     one = search.counts(1, given)
     fraction = search.fraction({**given, **one}, useful)
     return {FRACTION: fraction, **one} if fraction else None
@@ -214,6 +248,10 @@ def remedies(search):
     if host:  # what helps the card may be enough for the host
         changed_size = host.get(HOST) != search.given.get(HOST)
         against["host"] = f"{HOST} {host[HOST]} fits" if changed_size else against["card"]
+    if card and not host and not search.plan({**search.given, **card}).fits:
+        against["card"] = f"{told(card)} fits the card, and the host needs another change"
+    if card and host and card != {name: value for name, value in flags.items() if search.given.get(name) != value}:
+        against["card"] = f"{told({**card, HOST: flags[HOST]})} fits"
     sentences = [text if kind == "other" else f"{text}: {against[kind]}" for kind, text in plan.causes]
     changed = {name: value for name, value in flags.items() if search.given.get(name) != value}
     fits = bool(changed) and search.plan(flags).fits
@@ -288,11 +326,14 @@ class Wish(Search):
             return plan.running >= running and plan.tokens >= need
 
         plan = self.plan(flags)
-        if enough(plan) and plan.left < 0:
-            # What was freed became KV, and the draft's pool with it, beyond the card.
-            bounded = self.plan({**flags, TOKENS: need})
-            if enough(bounded) and on_card(bounded):
-                flags, plan = {**flags, TOKENS: need}, bounded
+        slack = min(Rule.kept_gib(self.figures), plan.slack)
+        if enough(plan) and not roomy(plan, slack):
+            # What was freed became KV, and the draft's pool with it, out of the slack: as many tokens as leave room.
+            for kept in (slack, 0):
+                bounded = self.bounded(flags, kept, least=need)
+                if enough(self.plan(bounded)) and roomy(self.plan(bounded), kept):
+                    flags, plan = bounded, self.plan(bounded)
+                    break
         if moves and not (enough(plan) and on_card(plan)):
             fraction = self.fraction(flags, enough)
             flags = {**flags, FRACTION: fraction} if fraction else flags
@@ -325,15 +366,38 @@ class Wish(Search):
                 best, found = running, {"running": running, **self.answer(running, option, True)}
         return found
 
+    def more(self, above, option):
+        """The most requests above ``above`` that run with ``option`` and flags that cost nothing; None if there are none.
+
+        Tokens per second grew with the requests that ran, so whoever asks for fewer should know what there is.
+        """
+        found, best, highest = None, above, max(Rule.most_fraction, self.given[FRACTION])
+        for free in Rule.options(self.today, False)[0]:
+            kinds = {**option, **free}
+
+            def met(count, kinds=kinds):
+                good, _flags, plan = self.attempt(count, kinds, True)
+                return good and plan.fraction <= highest and plan.leaves(Rule.kept_gib(self.figures))
+
+            running = most(best + 1, Rule.most_running, met)
+            if running:
+                best, found = running, {"running": running, **self.answer(running, kinds, True)}
+        return found
+
     def hindrances(self, wanted, allow_lossy):
         """Why so many do not run with flags that cost nothing."""
-        _met, _flags, plan = self.attempt(wanted, {}, True)
+        _met, flags, plan = self.attempt(wanted, {}, True)
         need = wanted * self.context
+        # What is told to be missing is missing at the highest fraction that leaves room for graphs, too.
+        kept = Rule.kept_gib(self.figures)
+        highest = most(1, 999, lambda part: roomy(self.plan({**flags, FRACTION: part / 1000}), kept))
+        best = self.plan({**flags, FRACTION: highest / 1000}) if highest else plan
+        plan = best if best.tokens >= plan.tokens else plan
         # Where weights fit, a card that is short of KV is told by the KV that is wanted.
         reasons = [text for kind, text in plan.causes if kind != "card" or plan.rest <= 0 or plan.tokens >= need]
         if plan.tokens < need:
             each = f"{wanted} requests x {self.context} tokens"
-            reasons.append(f"{each} want {need} KV tokens; {plan.tokens} fit beside the rest")
+            reasons.append(f"{each} want {need} KV tokens; {plan.tokens} fit beside the rest with {FRACTION} {plan.fraction:g}")
         elif plan.running < wanted:
             reasons.append(f"{plan.running} of {wanted} requests would run: {plan.binding} cap them")
         if not allow_lossy and Rule.options(self.today, True)[1]:
@@ -342,9 +406,9 @@ class Wish(Search):
 
 
 def suggest(config, args, figures, running, context, allow_lossy):
-    """``{"possible", "args", "plan", "lossy", "reasons", "nearest"}`` with plans as :class:`Plan`."""
+    """``{"possible", "args", "plan", "lossy", "reasons", "nearest", "more"}`` with plans as :class:`Plan`."""
     wish = Wish(config, args, figures, context)
-    today, nothing = wish.today, {"args": {}, "lossy": [], "reasons": [], "nearest": None}
+    today, nothing = wish.today, {"args": {}, "lossy": [], "reasons": [], "nearest": None, "more": None}
     if RUNNING in wish.given and on_card(today) and today.running >= running and today.tokens >= running * context:
         # What runs already needs no other flags on the card: freed buffers would only become tokens.
         flags = wish.on_host(wish.given) or wish.given
@@ -353,7 +417,8 @@ def suggest(config, args, figures, running, context, allow_lossy):
             return {**nothing, "possible": True, **wish.told(flags, plan, {})}
     for option, moves in Rule.attempts(today, allow_lossy):
         if wish.attempt(running, option, moves)[0]:
-            return {**nothing, "possible": True, **wish.answer(running, option, moves)}
+            more = wish.more(running, option)
+            return {**nothing, "possible": True, **wish.answer(running, option, moves), "more": more}
     return {
         **nothing, "possible": False, "plan": today, "reasons": wish.hindrances(running, allow_lossy),
         "nearest": wish.nearest(running, allow_lossy),

@@ -44,6 +44,17 @@ SPECULATIVE_RUNNING = 48
 # SGLANG_VLM_CACHE_SIZE_MB and SGLANG_MM_FEATURE_CACHE_MB as they are by default.
 MULTIMODAL_CACHE_GIB = 100 / 1024
 FEATURE_POOL_GIB = 1.0
+# What a server's processes take of the host beside its pools, in GB: the fall of MemAvailable was 5.1 to 5.2 without host
+# pools, and 5.4 to 5.5 more than the pools with them (SGLang 0.5.17, H200, one rank). It is gone when SGLang compares a
+# pool with what is free. Each further rank is one scheduler more, 2.7 GiB of resident memory in the same boots.
+PROCESSES_GB = 5.5
+RANK_GB = 2.9
+# Gone between the weights and the sizing of the pools, with and without a draft: worked out from the pools of eight boots of
+# Qwen3.6-27B (SGLang 0.5.17, H200). No formula is known. A dense model on a small card showed none, so it is taken for
+# hybrids alone. Earlier boots of the same kind tell it better (before_pools_gib).
+HYBRID_GIB = 0.05
+# A request of fewer tokens, prompt and answer, is short.
+SHORT_REQUEST = 1024
 # pool_host/base.py and hicache_auto_size.py.
 HOST_RESERVE_GB = 10 * GIB / GB
 HOST_FRACTION = 0.8
@@ -71,7 +82,7 @@ def known_weights(plan, config):
             counted, why = None, "a quantised checkpoint's size is told by its files alone"
         if counted is None:
             raise AnsibleFilterError(f"weights_gib is not given and cannot be worked out: {why}; state weights_gib")
-        weights = counted[0] * a_parameter
+        weights = counted[0] * a_parameter + weighing.beside_weights(model, config) / GIB
         warnings.append(f"weights_gib is worked out from the config: {weights:.2f} GiB at {named} each")
     if wants_draft:
         draft = counted[1] * a_parameter if counted and speculation.own_head else None
@@ -88,7 +99,11 @@ def known_weights(plan, config):
 
 
 class Figures(NamedTuple):
-    """What a plan takes beside the model and its flags. ``graphs_gib``: what graphs took in earlier boots, where known."""
+    """What a plan takes beside the model and its flags.
+
+    From earlier boots, where known: ``graphs_gib``, what graphs took, and ``before_pools_gib``, all that was gone from the free
+    memory when the pools were sized.
+    """
 
     sglang_version: str = NEWEST
     free_gpu_gib: float | None = None
@@ -98,6 +113,9 @@ class Figures(NamedTuple):
     servers_on_node: int = 1
     draft_config: Mapping | None = None
     graphs_gib: float | None = None
+    host_processes_gb: float | None = None
+    before_pools_gib: float | None = None
+    between_gib: float | None = None
 
     def checked(self):
         """Itself, if all of it is what it must be."""
@@ -113,7 +131,7 @@ class Figures(NamedTuple):
         return self
 
 
-NOT_NEGATIVE = ("draft_weights_gib", "host_free_gb", "graphs_gib")
+NOT_NEGATIVE = ("draft_weights_gib", "host_free_gb", "graphs_gib", "host_processes_gb", "before_pools_gib", "between_gib")
 
 
 class Plan:
@@ -138,6 +156,7 @@ class Plan:
         self.sizes = sizing.Sizes(flags, self.release, self.model, config, self.speculation)
         self.weights, self.draft_weights, self.shared, more = known_weights(self, config)
         self.warnings = [*self.release.warnings, *self.model.warnings, *self.sizes.warnings, *self.speculation.warnings, *more]
+        self.warnings += [f"{name} is no flag that is read here: did you mean {meant}?" for name, meant in flags.misspelled()]
         self.causes = []
         self.slots = self.tokens = self.swa_tokens = self.running = 0
         self.reserved_state = self.reserved_buffers = 0
@@ -152,7 +171,10 @@ class Plan:
         if self.model.multimodal and self.release.has("multimodal_reserve"):
             transport = flags.given.get("mm-feature-transport")
             self.multimodal = MULTIMODAL_CACHE_GIB + (FEATURE_POOL_GIB if transport in ("cuda_ipc", "cuda_vmm") else 0)
-        before_pools = self.weights + charged + self.multimodal
+        before_pools = self.weights + charged + self.multimodal + self.between()
+        if figures.before_pools_gib is not None:
+            before_pools = figures.before_pools_gib
+        self.before_pools = before_pools
         self.rest = self.free * self.fraction - before_pools
         left = self.rest * GIB
         if self.model.state:
@@ -167,13 +189,30 @@ class Plan:
         self.fit_tokens(left)
         self.cap()
         self.pools = self.allocated()
-        self.left = self.free - self.weights - self.draft_weights - sum(self.pools.values())
+        uncharged = self.draft_weights - charged
+        self.left = self.free - (before_pools - self.multimodal) - uncharged - sum(self.pools.values())
         self.fit_card()
         self.host = host_pools(self)
+        self.note_few_tokens()
+
+    def note_few_tokens(self):
+        """KV that its running requests outgrow: SGLang then lets some wait, or takes them back."""
+        context = self.flags.count("context-length") or models.optional(self.model.text, "max_position_embeddings")
+        each = min(context or SHORT_REQUEST, SHORT_REQUEST)
+        if self.running > 0 and 0 < self.tokens < self.running * each:
+            self.warnings.append(
+                f"{self.tokens} KV tokens are {self.tokens // self.running} for each of {self.running} running requests:"
+                " longer ones wait for one another"
+            )
 
     @property
     def fits(self):
         return not self.causes
+
+    def between(self):
+        """GiB that are gone between the weights and the sizing of the pools."""
+        told, unknown = self.figures.between_gib, self.figures.weights_gib is None
+        return told if told is not None else HYBRID_GIB if self.model.state and unknown else 0
 
     def hinder(self, sentence):
         """A cause of the card, unless one is known: the others follow from the first."""
@@ -228,6 +267,28 @@ class Plan:
             self.slots = 0
         self.reserved_state = (self.slots + padding) * slot
         return left - self.reserved_state
+
+    def before_pools_of(self, tokens, slots):
+        """What was gone from the free memory in a boot with these flags that had so many tokens and slots, GiB.
+
+        None where the pools do not tell it: their size was given, or follows the requests.
+        """
+        sizes, flags = self.sizes, self.flags
+        limit = flags.count("max-total-tokens")
+        by_requests = sizes.swa_layers and self.asked and flags.on("disable-radix-cache")
+        if by_requests or "fp4" in sizes.dtype or (limit and tokens >= limit // sizes.page * sizes.page):
+            return None
+        charged = tokens * sizes.token
+        if self.model.state:
+            if not slots:
+                return None
+            padding = 1 if self.release.has("padding_slot_charged") else 0
+            requests = self.requested or 0
+            if self.release.has("buffers_follow_cap"):
+                running = slots if flags.on("disable-radix-cache") else slots // self.per_request
+                requests = min(requests, running) + padding
+            charged += (slots + padding + requests * self.speculation.draft_tokens) * sizes.slot
+        return round(self.free * self.fraction - charged / GIB, 3)
 
     def fit_tokens(self, left):
         sizes, flags = self.sizes, self.flags
@@ -305,11 +366,12 @@ class Plan:
 
 
 class Host(NamedTuple):
-    """Host pools of one rank in GB, and what is taken by all servers like this one on a node."""
+    """Host pools of one rank in GB, what all servers like this one on a node take, and what is a server's processes' own."""
 
     pools: dict
     total: float
     needed: float
+    processes: float
 
 
 def wants_host_pools(flags):
@@ -323,11 +385,14 @@ def host_pools(plan):
     figures = {"host_kv_gb": 0.0, "host_swa_kv_gb": 0.0, "host_mamba_gb": 0.0, "host_draft_gb": 0.0, "host_index_gb": 0.0}
     size = flags.share("hicache-size", 0, least=0)
     ratio = flags.share("hicache-ratio", above=0)
+    processes = plan.figures.host_processes_gb
+    if processes is None:
+        processes = PROCESSES_GB + RANK_GB * (sizes.ranks - 1)
     if not wants_host_pools(flags):
-        return Host(figures, 0.0, 0.0)
+        return Host(figures, 0.0, processes * servers_on_node, processes)
     if flags.on("disable-radix-cache"):
         plan.causes.append(("other", "enable-hierarchical-cache does not go with disable-radix-cache: drop one of them"))
-        return Host(figures, 0.0, 0.0)
+        return Host(figures, 0.0, processes * servers_on_node, processes)
     drafts = plan.speculation.layers and release.has("draft_host_pool")
     packed = drafts and release.has("draft_host_packed")
     # The split counts convolution windows as if they shared no columns.
@@ -343,7 +408,9 @@ def host_pools(plan):
     if ratio is None and not size:
         ratio = HICACHE_RATIO
         if release.has("hicache_ratio_shrinks") and host_free_gb is not None:
-            budget = max(0, host_free_gb - HOST_RESERVE_GB) * GB / plan.sizes.ranks * HOST_FRACTION * (1 - HOST_SLACK)
+            budget = (
+                max(0, host_free_gb - processes - HOST_RESERVE_GB) * GB / plan.sizes.ranks * HOST_FRACTION * (1 - HOST_SLACK)
+            )
             held = sum(device.values()) + (plan.tokens * sizes.draft if drafts else 0)
             ratio = min(ratio, budget / held) if held else ratio
             warnings.append(f"hicache-ratio is not given: this release shrinks its {HICACHE_RATIO} to {ratio:.3f} here")
@@ -377,14 +444,16 @@ def host_pools(plan):
             else:
                 plan.causes.append(("host", f"{text}, which this release refuses"))
     one = total * sizes.ranks
-    needed = one * servers_on_node
+    needed = (one + processes) * servers_on_node
     if host_free_gb is not None and needed > host_free_gb - HOST_RESERVE_GB:
         several = f"{servers_on_node} x {one:.2f} GB = " if servers_on_node > 1 else ""
+        own = f" and {processes * servers_on_node:.2f} GB of the servers' processes" if processes else ""
+        pools = f"{several}{one * servers_on_node:.2f} GB{own}"
         plan.causes.append(
-            ("host", f"host pools of {several}{needed:.2f} GB do not fit: the node has {host_free_gb:.2f} GB and"
+            ("host", f"host pools of {pools} do not fit: the node has {host_free_gb:.2f} GB and"
              f" {HOST_RESERVE_GB:.2f} GB of it stay free")
         )  # fmt: skip
-    return Host(figures, total, needed)
+    return Host(figures, total, needed, processes)
 
 
 class FilterModule:

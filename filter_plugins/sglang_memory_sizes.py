@@ -10,6 +10,7 @@ Read by sglang_memory.py. Sources, in SGLang's wheels: ``srt/model_executor/pool
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib.util
 import math
@@ -86,21 +87,56 @@ EAGLE_LIKE = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 ALGORITHMS = ("NONE", *EAGLE_LIKE, "DFLASH", "DSPARK", "FROZEN_KV_MTP", "NGRAM", "UNO")
 
 
+# No figure of a card, a host or a cache is more; beyond it arithmetic in floats overflows.
+MOST = 10**12
+
+
+def shown(value):
+    """A figure as an error shows it: a number of hundreds of digits would be the whole screen."""
+    text = repr(value) if not isinstance(value, int) or abs(value) <= 10**18 else f"{'-' * (value < 0)}10^{_digits(value)}"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _digits(value):
+    return int(abs(value).bit_length() * math.log10(2))
+
+
+# As Ansible reads a switch.
+SWITCHED_ON = ("true", "yes", "on", "y", "t", "1")
+SWITCHED_OFF = ("false", "no", "off", "n", "f", "0")
+# Flags that are read here and in the files beside.
+READ = (
+    "chunked-prefill-size", "context-length", "disable-hybrid-swa-memory", "disable-overlap-schedule", "disable-radix-cache",
+    "dp-size", "dtype", "enable-dp-attention", "enable-hierarchical-cache", "enable-linear-replayssm-spec", "hicache-ratio",
+    "hicache-size", "kv-cache-dtype", "linear-attn-backend", "mamba-full-memory-ratio", "mamba-radix-cache-strategy",
+    "mamba-ssm-dtype", "max-mamba-cache-size", "max-running-requests", "max-total-tokens", "mem-fraction-static",
+    "mm-feature-transport", "page-size", "pp-size", "quantization", "speculative-algorithm", "speculative-draft-model-path",
+    "speculative-eagle-topk", "speculative-num-draft-tokens", "speculative-num-steps", "swa-full-tokens-ratio", "tp-size",
+)  # fmt: skip
+
+
+@functools.cache
+def nearly(name):
+    """The flag of READ that ``name`` is a slip of, or None. SGLang's own flags are farther from each other."""
+    return next(iter(difflib.get_close_matches(name, READ, n=1, cutoff=0.92)), None)
+
+
 def number(what, value, least=None, above=None, most=None, below=None, whole=False):
     """``value`` as it is, or an error that names it. A bool is not a number, nor is text."""
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         wanted = "a whole number" if whole else "a number"
-        raise AnsibleTypeError(f"{what} is {value!r}; expected {wanted}")
+        raise AnsibleTypeError(f"{what} is {shown(value)}; expected {wanted}")
     bounds = (
         (least is None or value >= least, f"at least {least}"),
         (above is None or value > above, f"above {above}"),
         (most is None or value <= most, f"at most {most}"),
         (below is None or value < below, f"below {below}"),
-        (math.isfinite(value), "a finite number"),
+        (isinstance(value, int) or math.isfinite(value), "a finite number"),
+        (not math.inf > value > MOST, f"at most {MOST:.0e}".replace("+", "")),
     )
     wrong = [text for fine, text in bounds if not fine]
     if wrong:
-        raise AnsibleFilterError(f"{what} is {value}; expected {' and '.join(wrong)}")
+        raise AnsibleFilterError(f"{what} is {shown(value)}; expected {' and '.join(wrong)}")
     return value
 
 
@@ -122,7 +158,7 @@ class Release:
         if not isinstance(text, str):
             raise AnsibleTypeError(f"sglang_version is {text!r}; expected text such as '{NEWEST}'")
         found = re.match(r"\s*v?(\d+\.\d+\.\d+(?:\.?post\d+)?)", text)
-        if not found or Version(found[1]).major or found[1] == "0.0.0":
+        if not found or found[1] == "0.0.0":
             return Version(NEWEST), [f"sglang_version {text!r} names no release: planned as {NEWEST}, the newest known"]
         version = Version(found[1])
         if version > Version(NEWEST):
@@ -145,7 +181,13 @@ class Flags:
         self.given = {ALIASES.get(key, key): value for key, value in named.items() if value is not None and value is not False}
 
     def on(self, name):
-        return self.given.get(name) is True or self.given.get(name) == "true"
+        value = self.given.get(name)
+        return value.lower() in SWITCHED_ON if isinstance(value, str) else value is True or value == 1
+
+    def misspelled(self):
+        """``[(name, what was meant)]`` of flags that differ by a slip from one that memory depends on."""
+        near = ((name, nearly(name)) for name in self.given if name not in READ)
+        return [(name, meant) for name, meant in near if meant]
 
     def count(self, name, default=None, least=1):
         value = self.given.get(name)

@@ -10,6 +10,7 @@ is refused by name: its weights have to be stated.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 from collections.abc import Mapping
@@ -133,6 +134,58 @@ def qwen3_vision(vision, hidden):
     merged = side * optional(vision, "spatial_merge_size", 2) ** 2
     mergers = 1 + len(vision.get("deepstack_visual_indexes") or [])
     return patches + places + blocks + mergers * merged * (merged + optional(vision, "out_hidden_size", hidden))
+
+
+MIB = 1 << 20
+
+
+@functools.cache
+def vision_waste(side, depth, feed, grid, merged, out):
+    """Bytes that a vision tower in 16 bits takes beyond its tensors.
+
+    PyTorch's allocator (c10/cuda/CUDACachingAllocator.cpp) takes 2 MiB at a time for tensors up to 1 MiB, 20 MiB for those
+    below 10 MiB, and 2 MiB multiples above, and fills what is left of a block where a later tensor fits. A tower's
+    tensors are of the middle kind; those of a language model are mostly multiples of 2 MiB.
+    """
+    blocks = {True: [], False: []}
+    taken = asked = 0
+    layer = [3 * side * side, 3 * side, side * side, side, feed * side, feed, feed * side, *[side] * 5]
+    for size in [grid, *layer * depth, merged * merged, merged, merged * out, out]:
+        size = -(-size * 2 // 512) * 512
+        small = size <= MIB
+        block = min((left for left in blocks[small] if left >= size), default=None)
+        if block is None:
+            block = 2 * MIB if small else 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
+            taken += block
+        else:
+            blocks[small].remove(block)
+        if block - size >= (512 if small else MIB + 1):
+            blocks[small].append(block - size)
+        asked += size
+    return taken - asked
+
+
+def beside_weights(model, config):
+    """Bytes on one rank that come with the weights and that no checkpoint has: rotary tables, and the allocator's rounding.
+
+    ``Load weight end`` counts them. The rotary tables are cosines and sines in 32 bits for every position
+    (``layers/rotary_embedding/base.py``), one for all layers. Qwen3.6-27B: 64 MiB of them, 32 MiB of rounding.
+    """
+    text = model.text
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    rope = rope if isinstance(rope, Mapping) else {}
+    share = next((part["partial_rotary_factor"] for part in (rope, text) if part.get("partial_rotary_factor")), None)
+    share = share or (0.25 if model.arch in models.GATED_DELTA else 1)
+    size = model.rope_dim or int(model.head_dim * (share if isinstance(share, (int, float)) else 1))
+    total = optional(text, "max_position_embeddings") * size * 4
+    vision = config.get("vision_config")
+    if vision and model.arch in COUNTED and COUNTED[model.arch].vision and not models.quantisation(config, text):
+        side, depth = integer(vision, "hidden_size"), integer(vision, "depth")
+        grid = side * optional(vision, "num_position_embeddings", 2304)
+        merged = side * optional(vision, "spatial_merge_size", 2) ** 2
+        feed, out = optional(vision, "intermediate_size", 4 * side), optional(vision, "out_hidden_size", text["hidden_size"])
+        total += vision_waste(side, depth, feed, grid, merged, out)
+    return total
 
 
 def count_parameters(model, config):

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import statistics
 import sys
 from pathlib import Path
@@ -46,6 +45,15 @@ COMPARED = {
     "host_mamba_gb": "host_state_gb",
     "max_running_requests": "cap",
 }
+# Flags that change what is gone from the card before the pools are sized: a boot without the same teaches nothing of it.
+LOADING = (
+    "cpu-offload-gb", "dp-size", "draft-quantization", "dtype", "enable-dp-attention", "enable-lora", "enable-multimodal",
+    "ep-size", "language-only", "load-format", "lora-paths", "max-lora-rank", "max-loras-per-batch", "mm-feature-transport",
+    "quantization", "speculative-algorithm", "speculative-draft-model-path", "speculative-draft-model-quantization",
+    "torchao-config", "tp-size",
+)  # fmt: skip
+# Weights that earlier boots told are not believed where the files at hand say something else: the model was exchanged.
+SAME_WEIGHTS = 0.05
 STATED = ("gpu_free_gib", "host_free_gb", "cgroup_limit_gb", "gpu")
 TOLERANCE = 0.02
 ROUNDING_GIB = 0.02  # the log prints two decimals
@@ -64,21 +72,20 @@ def plan_request(known):
     cards = [gpu for gpu in found.get("gpus") or [] if gpu["index"] in spec["gpus"]]
     model = (found.get("models") or {}).get(spec["model_path"]) or {}
     host = found.get("host_memory") or {}
+    where = f"{spec['name']}: sglang_node_memory of {spec['node']}"
     if not isinstance(declared, dict):
-        raise AnsibleFilterError(f"sglang_node_memory is {declared!r}: expected a mapping such as {{gpu_free_gib: 94.9}}")
+        raise AnsibleFilterError(f"{where} is {declared!r}: expected a mapping such as {{gpu_free_gib: 94.9}}")
     stated, entry = declared.get("gpu_free_gib"), known["model"]
     unknown = [name for name in declared if name not in STATED]
     if unknown:
-        raise AnsibleFilterError(f"sglang_node_memory has an unknown key '{unknown[0]}': known are {', '.join(STATED)}")
+        raise AnsibleFilterError(f"{where} has an unknown key '{unknown[0]}': known are {', '.join(STATED)}")
     for name in STATED[:3]:
         value = declared.get(name)
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if value is not None and not (number and value > 0):
-            raise AnsibleFilterError(f"sglang_node_memory: {name} is {value!r}: expected a number above 0")
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if value is not None and not (number and 0 < value <= planning.sizing.MOST):
+            raise AnsibleFilterError(f"{where}: {name} is {planning.sizing.shown(value)}: expected a number above 0")
     if declared.get("gpu") is not None and not isinstance(declared["gpu"], str):
-        raise AnsibleFilterError(
-            f"sglang_node_memory: gpu is {declared['gpu']!r}: expected the GPU's name as the driver tells it"
-        )
+        raise AnsibleFilterError(f"{where}: gpu is {declared['gpu']!r}: expected the GPU's name as the driver tells it")
     return {
         "name": spec["name"],
         "node": spec["node"],
@@ -105,20 +112,29 @@ def plan_request(known):
             "available_gb": host.get("available_gb", declared.get("host_free_gb")),
             "cgroup_limit_gb": host.get("cgroup_limit_gb", declared.get("cgroup_limit_gb")),
             "held_gb": holds["host_gb"],
+            "runs": bool(holds["pids"]),
         },
         "counted": checked.get("restarts", True),
     }
 
 
-def _learned(records, server, key):
+def _loading(args):
+    given = planning.Flags(args).given
+    return {name: given[name] for name in LOADING if name in given}
+
+
+def _learned(records, server, key, digits=2):
     """The median of a figure over earlier boots of the same model, GPU, release and profile, and how many they were."""
     same = [
         record[key]
         for record in records
         if isinstance(record.get(key), (int, float))
+        and not isinstance(record[key], bool)
+        # Below 0 another process gave memory back in the meantime, and the boot tells nothing.
+        and 0 <= record[key] < planning.sizing.MOST
         and all(value is not None and record.get(name) == value for name, value in server["kind"].items())
     ]
-    return (round(statistics.median(same), 2), len(same)) if same else (None, 0)
+    return (round(statistics.median(same), digits), len(same)) if same else (None, 0)
 
 
 def _card(server, records):
@@ -156,11 +172,24 @@ def _weights(server, ranks):
     if server["weight_bytes"]:
         loaded = weighing.loaded_share(config, server["args"])
         weights, source = server["weight_bytes"] * loaded / GIB / ranks, "its files"
+        weights += weighing.beside_weights(planning.models.read_model(config), config) / GIB
     draft = draft / ranks if draft is not None else None
     if server["draft_bytes"] and planning.models.quantisation(config, planning.models.text_of(config)):
         beside = weighing.shared_with_head(config)
         draft = (server["draft_bytes"] + beside * 2) / GIB / ranks if beside is not None else draft
     return weights, source, draft
+
+
+def _loaded(server, records, weights):
+    """``(figures, boots)``: what earlier boots that loaded the same told of what is gone before the pools are sized."""
+    kind = {name: server["kind"][name] for name in ("gpu", "model", "release")}
+    same = {**server, "kind": {**kind, "loading": _loading(server["args"])}}
+    before, boots = _learned(records, same, "before_pools_gib", digits=3)
+    target = _learned(records, same, "weights_gib")[0]
+    if before is None or target is None or (server["weight_bytes"] and abs(target / weights - 1) > SAME_WEIGHTS):
+        return {}, 0
+    draft = _learned(records, same, "draft_weights_gib")[0]
+    return {"weights_gib": target, "before_pools_gib": before, **({} if draft is None else {"draft_weights_gib": draft})}, boots
 
 
 def _inputs(server, records, host_gb):
@@ -172,19 +201,25 @@ def _inputs(server, records, host_gb):
             f"{name}: nothing is known of the shape of model {server['kind']['model']}: let the node be asked, or put its"
             " config.json into models.yml as config"
         )
-    planning.models.read_model(server["config"])
+    model = planning.models.read_model(server["config"])
     weights, weights_source, draft = _weights(server, ranks)
     graphs, boots = _learned(records, server, "graphs_gib")
     figures = {
         "sglang_version": server["kind"]["release"], "free_gpu_gib": free, "weights_gib": weights,
-        "draft_weights_gib": draft, "graphs_gib": graphs,
+        "draft_weights_gib": draft, "graphs_gib": graphs, "between_gib": planning.HYBRID_GIB if model.state else 0,
     }  # fmt: skip
+    learned, loaded_boots = _loaded(server, records, weights)
+    figures.update(learned)
+    if learned:
+        weights_source = f"{loaded_boots} earlier boot{'s' if loaded_boots > 1 else ''}, with all else before the pools"
     flags = planning.Flags(server["args"]).given
     if planning.sizing.Release(figures["sglang_version"]).has("hicache_ratio_shrinks") and not (
         flags.get("hicache-size") or flags.get("hicache-ratio")
     ):
         # An unset ratio shrinks to what the node has; all other sums are the node's own.
         figures["host_free_gb"] = host_gb
+    if server["host"].get("runs"):
+        figures["host_processes_gb"] = 0  # the new processes take what the old ones have
     told = {
         "free_gpu_gib": free, "free_source": source, "weights_source": weights_source, "graphs_gib": graphs,
         "graphs_boots": boots, "counted": server["counted"],
@@ -197,8 +232,7 @@ def _named(name, function, *args, **kwargs):
     try:
         return function(*args, **kwargs)
     except (AnsibleFilterError, AnsibleTypeError) as error:
-        own = error.message.startswith(f"{name}: ")
-        raise AnsibleFilterError(error.message if own else f"{name} can't be planned: {error.message}") from None
+        raise AnsibleFilterError(f"{name}: {error.message.removeprefix(f'{name}: ')}") from None
 
 
 class _Node:
@@ -214,6 +248,13 @@ class _Node:
         if self.host.get("available_gb") is None:
             return None
         return round(self.host["available_gb"] + sum(server["host"].get("held_gb") or 0.0 for server in servers), 2)
+
+    def seen_by(self, server):
+        """What ``server`` finds available when the processes of all others are up; None where nobody tells."""
+        others = [other for other in self.servers if other is not server and other["counted"] and not other["host"].get("runs")]
+        taken = sum(planning.PROCESSES_GB + planning.RANK_GB * (max(1, len(other["gpus"])) - 1) for other in others)
+        bounds = [bound for bound in (self.available, self.limit) if bound is not None]
+        return None if self.available is None else max(0, round(min(bounds) - taken, 2))
 
     def room(self):
         """What all of the node's servers could share, were they all started anew."""
@@ -233,14 +274,16 @@ class _Node:
                 " inventory as sglang_node_memory: {gpu_free_gib: …, host_free_gb: …}"
             )
             summed = {"fits": False, "host_total_gb": round(pinned, 3), "host_pools_gb": round(pinned, 3), "reasons": [reason]}
+            summed["host_processes_gb"] = sum(plan["host_processes_gb"] for plan in chosen)
         else:
             bounds = {"host_free_gb": self.available, "cgroup_limit_gb": self.limit}
             summed = memory.memory_node(chosen, **bounds)
+            processes = summed["host_processes_gb"]
             if summed["fits"]:
-                _drop_advice([inputs[name] for name in counted], chosen, bounds)
+                _drop_advice([inputs[name] for name in counted], chosen, {**bounds, "load_peak_gb": processes})
             else:
                 pooled = [inputs[name] for name, plan in zip(counted, chosen) if plan["host_total_gb"]]
-                summed = memory.memory_node(chosen, **bounds, remedy=_remedy(pooled, bounds))
+                summed = memory.memory_node(chosen, **bounds, remedy=_remedy(pooled, {**bounds, "load_peak_gb": processes}))
         return {**summed, "available_gb": self.available, "cgroup_limit_gb": self.limit}
 
 
@@ -293,8 +336,10 @@ def fleet_plan(servers, records=None, want_running=None, want_context=None, allo
             raise AnsibleFilterError(
                 "want_context goes with want_running: how many requests of that length are to run at once?"
             )
+        planning.number("want_running", want_running, least=1, whole=True)
         wanted = {"want_running": want_running, "allow_lossy": allow_lossy}
         if want_context is not None:
+            planning.number("want_context", want_context, least=1, whole=True)
             wanted["want_context"] = want_context
     nodes = {}
     for server in servers:
@@ -304,7 +349,7 @@ def fleet_plan(servers, records=None, want_running=None, want_context=None, allo
     for server in servers:
         name = server["name"]
         try:
-            inputs[name], told = _named(name, _inputs, server, records or [], nodes[server["node"]].available)
+            inputs[name], told = _named(name, _inputs, server, records or [], nodes[server["node"]].seen_by(server))
             plans[name] = {**_named(name, memory.memory_plan, **inputs[name]), **told, "suggestion": None}
         except AnsibleFilterError as error:
             if not tolerant:
@@ -316,10 +361,20 @@ def fleet_plan(servers, records=None, want_running=None, want_context=None, allo
         here = [server["name"] for server in node.servers if server["name"] in plans]
         if wanted:
             pooled = sum(planning.wants_host_pools(planning.Flags(inputs[server]["args"])) for server in here)
-            share = {"host_free_gb": node.room(), "servers_on_node": max(1, pooled)}
+            room = node.room()
+            if room is not None:
+                # What is told of pools is rounded, and a sum of rounded figures must fit too.
+                room = max(0, room - sum(plans[server]["host_processes_gb"] + 0.01 for server in here))
+            share = {"host_free_gb": room, "servers_on_node": max(1, pooled), "host_processes_gb": 0}
             for server in here:
                 asked = {**inputs[server], **share, **wanted}
-                plans[server]["suggestion"] = _named(server, memory.memory_suggest, **asked)
+                try:
+                    plans[server]["suggestion"] = _named(server, memory.memory_suggest, **asked)
+                except AnsibleFilterError as error:
+                    if not tolerant:
+                        raise
+                    why = error.message.removeprefix(f"{server}: ")
+                    plans[server]["warnings"].append(f"no flags are suggested: {why}")
         told = node.sum(inputs, plans) if here else None
         if told:
             summed[name] = told
@@ -359,6 +414,17 @@ def compare_boot(plan, figures, cap=None):
     return rows
 
 
+def _before_pools(request, figures):
+    """What was gone from the card when the pools of a boot were sized, worked out from their sizes; None if it can't be."""
+    told = {"sglang_version": request["kind"]["release"], "free_gpu_gib": figures["free_gpu_gib"]}
+    told.update(weights_gib=figures["weights_gib"], draft_weights_gib=figures.get("draft_weights_gib"))
+    try:
+        plan = _raw({"config": request["config"], "args": request["args"], **told}, {})
+        return plan.before_pools_of(figures["kv_tokens"], figures.get("state_slots"))
+    except (AnsibleFilterError, AnsibleTypeError):
+        return None  # a boot of what can't be planned
+
+
 def boot_record(known, plan=None):
     """What is kept of a boot: the plan, what was seen, and what only a boot can tell.
 
@@ -367,11 +433,15 @@ def boot_record(known, plan=None):
     request, ready, plan = plan_request(known), known["ready"], plan or {}
     figures = ready.get("figures") or {}
     free = [gpu["free_gib"] + request["held_gib"].get(gpu["index"], 0.0) for gpu in request["cards"] if gpu["free_gib"]]
-    context = graphs = None
+    context = graphs = before = None
     if free and figures.get("free_gpu_gib") is not None and request["kind"]["gpu"]:
         context = round(min(free) - figures["free_gpu_gib"], 2)
+        # Another process has given memory back between the two: nothing is learned from that.
+        context = context if context >= 0 else None
     if figures.get("graphs_gib") is not None:
         graphs = figures["graphs_gib"]
+    if figures.get("free_gpu_gib") and figures.get("kv_tokens") and figures.get("weights_gib") and request["config"]:
+        before = _before_pools(request, figures)
     return {
         "schema": SCHEMA,
         "server": request["name"],
@@ -384,6 +454,10 @@ def boot_record(known, plan=None):
         "compared": compare_boot(plan, figures, ready.get("cap")) if plan else [],
         "context_gib": context,
         "graphs_gib": graphs,
+        "loading": _loading(request["args"]),
+        "weights_gib": figures.get("weights_gib"),
+        "draft_weights_gib": figures.get("draft_weights_gib"),
+        "before_pools_gib": before,
         "stage_seconds": ready.get("stage_seconds"),
         "elapsed": ready.get("elapsed"),
     }

@@ -255,7 +255,7 @@ def plan_report(fleet):
     failing = [(name, why) for name, _, why in (reason.partition(": ") for reason in fleet["reasons"])]
     parts += [wrapped(f"DOES NOT FIT: {who}: {why}") for who, why in _same(failing, fleet["servers"])]
     everyone = {**fleet["servers"], **fleet["unplanned"]}
-    missing = [(name, why.removeprefix(f"{name}: ").removeprefix(f"{name} ")) for name, why in fleet["unplanned"].items()]
+    missing = [(name, why.removeprefix(f"{name}: ")) for name, why in fleet["unplanned"].items()]
     parts += [wrapped(f"NOT PLANNED: {who}: {why}") for who, why in _same(missing, everyone)]
     parts.append("\n".join(wrapped(f"{who}: {note}") for who, note in _same(notes, fleet["servers"])))
     return "\n\n".join(part for part in parts if part) or "Nothing to plan: no selected server is for cuda."
@@ -286,6 +286,10 @@ def suggested(suggestion):
     with_these = f"{', '.join(figures)} with{'' if found['args'] else ' the flags as they are'}"
     first = [with_these] if suggestion["possible"] else [refused, f"nearest: {with_these}"]
     flags = [f"{flag}: {value}" for flag, value in found["args"].items()]
+    more = suggestion.get("more")
+    if more:
+        plan, args = more["plan"], ", ".join(f"{flag} {value}" for flag, value in more["args"].items())
+        flags.append(f"more: {plan['max_running_requests']} running fit, {plan['kv_tokens']} KV tokens, with {args}")
     return [*first, *flags, *(f"lossy: {cost}" for cost in found["lossy"])]
 
 

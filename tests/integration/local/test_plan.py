@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import json
+import sys
+
 import pytest
 import yaml
 
@@ -40,13 +43,13 @@ def test_what_can_be_planned_is_told_beside_what_cannot(fleet):
     assert run.rc == 0, run.stdout
     said = told(run)
     flat = " ".join(said.split())
-    assert "stated-gpu0 92.79 50.95 5.53" in flat
+    assert "stated-gpu0 92.79 51.05 5.53" in flat
     assert "DOES NOT FIT" not in flat
     assert (
         "NOT PLANNED: away-gpu0, away-gpu1: away could not be reached: state its memory in the inventory as sglang_node_memory:"
         in flat
     )
-    assert "NOT PLANNED: strange-gpu0, strange-gpu1: can't be planned: model class NewForCausalLM" in flat
+    assert "NOT PLANNED: strange-gpu0, strange-gpu1: model class NewForCausalLM" in flat
     assert max(map(len, said.splitlines())) <= TERMINAL - INDENTED
 
 
@@ -75,3 +78,58 @@ def test_the_figure_of_a_reason_and_of_a_suggestion_fit_when_they_are_taken(flee
     assert taken.rc == 0, taken.stdout
     server = taken.tasks["Plan the memory of every server and node"]["stated-gpu0"]["plan"]["servers"]["stated-gpu1"]
     assert server["max_running_requests"] >= 12 and server["kv_tokens"] >= 12 * 4096
+
+
+@pytest.fixture
+def asked(replay_venv, tmp_path):
+    """A node that is asked, with an engine of 0.5.17 that the inventory does not name."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(MODELS["qwen3.6-27b"]["config"]))
+    here = {
+        "ansible_connection": "local",
+        "ansible_python_interpreter": sys.executable,
+        "gpus": [0, 1],
+        "base_port": 41490,
+        "model": "q27",
+        "sglang_engine_venv": str(replay_venv),
+    }
+    fleet = Fleet(tmp_path, {"here": here})
+    model = {"path": str(model), "served_name": "q", "hybrid": True, "args": {"load-format": "dummy"}}
+    fleet.options = {"sglang_root": str(fleet.root), "sglang_models": {"q27": model}, "profile": "mtp"}
+    return fleet
+
+
+def test_the_release_found_on_the_node_decides(asked):
+    boot = {
+        "schema": 1,
+        "model": "q27",
+        "gpu": "replay of a 96 GB GPU",
+        "release": "0.5.17",
+        "profile": "mtp",
+        "graphs_gib": 3.1,
+    }
+    kept = asked.artifacts / "boots" / "here-gpu0"
+    kept.mkdir(parents=True)
+    (kept / "1.json").write_text(json.dumps({**boot, "context_gib": 2.19, "free_gib": 139.8}))
+    run = asked.run("plan")
+    assert run.rc == 0, run.stdout
+    plan = run.tasks["Plan the memory of every server and node"]["here-gpu0"]["plan"]
+    # 0.5.17 holds nothing back for a multimodal cache, as 0.5.23, the newest known, does: and its record is found.
+    server = plan["servers"]["here-gpu0"]
+    assert server["graphs_gib"] == 3.1 and server["free_source"].endswith("for contexts as in 1 earlier boot")
+    assert not asked.root.exists()
+
+
+def test_a_node_with_another_release_than_stated_is_named_and_the_others_are_planned(asked):
+    nodes = yaml.safe_load(asked.inventory.read_text())["nodes"]
+    stated = {"gpus": [0], "model": "q27", "sglang_node_memory": {"gpu_free_gib": 94.97, "host_free_gb": 400}}
+    asked.write({"here": {**nodes["here"], "sglang_engine_release": "0.5.20"}, "there": stated})
+    run = asked.run(
+        "plan", sglang_models={"q27": {**asked.options["sglang_models"]["q27"], "config": MODELS["qwen3.6-27b"]["config"]}}
+    )
+    assert run.rc == 0, run.stdout
+    plan = run.tasks["Plan the memory of every server and node"]["here-gpu0"]["plan"]
+    assert list(plan["servers"]) == ["there-gpu0"]
+    assert plan["unplanned"]["here-gpu0"].startswith("here-gpu0: ")
+    assert "0.5.17" in plan["unplanned"]["here-gpu0"]

@@ -60,7 +60,7 @@ def test_what_does_not_fit_is_refused_with_every_reason(run, server):
         message = caught.value.message
         assert message.startswith("the plan does not fit, nothing was touched: n-gpu1: ")
         assert "; n: host pools " in message
-        assert message.endswith(": hicache-size 44 on each of its 2 servers fits; -e plan=warn goes on all the same")
+        assert message.endswith(": hicache-size 39 on each of its 2 servers fits; -e plan=warn goes on all the same")
         assert run.warned == []
 
 
@@ -89,13 +89,26 @@ def test_a_server_that_cannot_be_planned_is_a_warning(run, server, when_not):
     result = run(servers=[unknown, server(name="n-gpu1")], when_not=when_not)
     assert list(result["plan"]["servers"]) == ["n-gpu1"]
     (warning,) = run.warned
-    assert warning.startswith("started without a plan: n-gpu0 can't be planned: model class NewForCausalLM")
+    assert warning.startswith("started without a plan: n-gpu0: model class NewForCausalLM")
 
 
 def test_a_server_that_cannot_be_planned_stands_beside_the_plans_of_others(run, server):
     result = run(servers=[server(config={"architectures": ["NewForCausalLM"]}), server(name="n-gpu1")], when_not="tell")
     assert (list(result["plan"]["servers"]), list(result["plan"]["unplanned"]), run.warned) == (["n-gpu1"], ["n-gpu0"], [])
-    assert "NOT PLANNED: n-gpu0: can't be planned: model class NewForCausalLM" in result["report"]
+    assert "NOT PLANNED: n-gpu0: model class NewForCausalLM" in result["report"]
+
+
+def test_a_server_whose_node_is_badly_stated_is_named_beside_the_plans_of_others(run, server):
+    bad = {**server(), "declared": {"gpu_free_gib": "much"}}
+    refused = {**server(name="n-gpu2"), "spec": {}, "refused": "its node has another release"}
+    result = run(servers=[bad, server(name="n-gpu1"), refused], when_not="tell")
+    assert list(result["plan"]["servers"]) == ["n-gpu1"]
+    assert result["plan"]["unplanned"] == {
+        "n-gpu0": "n-gpu0: sglang_node_memory of n: gpu_free_gib is 'much': expected a number above 0",
+        "n-gpu2": "n-gpu2: its node has another release",
+    }
+    with pytest.raises(AnsibleActionFail, match="sglang_node_memory of n: gpu_free_gib is 'much'"):
+        run(servers=[bad])
 
 
 def test_a_server_on_a_cpu_is_left_out(run, server):

@@ -103,4 +103,4 @@ def test_a_folder_that_cannot_be_written_is_a_warning(run, tmp_path):
 def test_bad_figures_of_the_inventory_are_one_sentence(run, tmp_path):
     with pytest.raises(AnsibleActionFail) as caught:
         run(servers=[server(declared={"gpu_free_gib": "94"})], folder=str(tmp_path))
-    assert caught.value.message == "sglang_node_memory: gpu_free_gib is '94': expected a number above 0"
+    assert caught.value.message == "n-gpu0: sglang_node_memory of n: gpu_free_gib is '94': expected a number above 0"
