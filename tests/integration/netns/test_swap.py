@@ -5,20 +5,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import yaml
 from helpers.netns import netns_nodes
 from helpers.replay import make_replay_venv
+from helpers.runner import kill_controller, start_playbook
 
 from ..conftest import ROOT, Fleet
 
@@ -173,31 +170,15 @@ def test_a_node_that_vanishes_in_the_middle_ends_the_roll_and_takes_nobody_along
     assert {key: now[key]["argv"] for key in there} == {key: before[key]["argv"] for key in there}
 
 
-class Controller:
-    """An ansible-playbook of its own, to be killed."""
-
-    def __init__(self, fleet, folder, *arguments, **options):
-        given = folder / "options.json"
-        given.write_text(json.dumps({"sglang_artifacts": str(fleet.artifacts), **fleet.options, **options}))
-        environ = {
-            **os.environ,
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "ANSIBLE_HOME": str(folder / "home"),
-            "ANSIBLE_NOCOLOR": "1",
-        }
-        self.log = folder / "killed.log"
-        self.process = subprocess.Popen(
-            [Path(sys.executable).parent / "ansible-playbook", "-i", fleet.inventory, "-e", f"@{given}", *arguments],
-            cwd=ROOT,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=self.log.open("wb"),
-            stderr=subprocess.STDOUT,
-        )
-
-    def kill(self):
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait(10)
+@contextlib.contextmanager
+def controller(fleet, home, server, **options):
+    """A swap of one server by an ansible-playbook of its own, that is killed at the end of the block."""
+    given = {"sglang_artifacts": str(fleet.artifacts), **fleet.options, **options}
+    process = start_playbook(ROOT, "swap.yml", fleet.inventory, given, home / "home", "--limit", server)
+    try:
+        yield
+    finally:
+        kill_controller(process)
 
 
 def another(state):
@@ -205,30 +186,28 @@ def another(state):
     return "nomtp" if state["profile"] == "mtp" else "mtp"
 
 
-def begun(node, _profile):
+def begun(node, _profile=None):
     swap = read(node, "run/sglang_gpu1.swap.json")
     return bool(swap) and not swap.get("outcome")
 
 
-def stopped(node, profile):
-    return begun(node, profile) and read(node, "run/sglang_gpu1.json").get("stopped_at")
+def stopped(node):
+    return begun(node) and read(node, "run/sglang_gpu1.json").get("stopped_at")
 
 
 def started(node, profile):
     state = read(node, "run/sglang_gpu1.json")
-    return begun(node, profile) and not state.get("stopped_at") and state.get("profile") == profile
+    return begun(node) and not state.get("stopped_at") and state.get("profile") == profile
 
 
-@pytest.mark.parametrize("point", [begun, stopped, started], ids=lambda point: point.__name__)
+# What was killed after the stop is the next test's.
+@pytest.mark.parametrize("point", [begun, started], ids=lambda point: point.__name__)
 def test_a_controller_that_is_killed_leaves_what_the_next_one_finishes(fleet, nodes, tmp_path, point):
     node, server = nodes[1], "node2-gpu1"
     before = read(node, "run/sglang_gpu1.json")
     profile = another(before)
-    controller = Controller(fleet, tmp_path, "swap.yml", "--limit", server, profile=profile, settle=[0])
-    try:
+    with controller(fleet, tmp_path, server, profile=profile, settle=[0]):
         until(lambda: point(node, profile))
-    finally:
-        controller.kill()
     script = node.run(f"cat {node.root}/scripts/start_sglang_gpu1_previous.sh").stdout
     assert script == before["script_text"], "what ran can be started by hand"
     again = fleet.run("swap", f"--limit {server}", profile=profile, settle=[0])
@@ -248,11 +227,8 @@ def test_a_bad_profile_taken_up_after_a_kill_goes_back_to_what_ran_before_it(fle
     node, server = nodes[1], "node2-gpu1"
     before = read(node, "run/sglang_gpu1.json")
     bad = {"profile": "mtp", "settle": [0], "sglang_server_env": {**SPEED, "SGLANG_REPLAY": "f_mem_small"}}
-    controller = Controller(fleet, tmp_path, "swap.yml", "--limit", server, **bad)
-    try:
-        until(lambda: stopped(node, "mtp"))
-    finally:
-        controller.kill()
+    with controller(fleet, tmp_path, server, **bad):
+        until(lambda: stopped(node))
     again = fleet.run("swap", f"--limit {server}", **bad)
     assert again.rc != 0
     assert outcomes(again) == {server: "reverted"}, again.stdout
@@ -297,13 +273,8 @@ class Put:
         assert "server.log" in self.nodes[3].run(f"tar -tzf {bundle}").stdout, "what it wrote outlives it"
 
 
-@pytest.mark.parametrize(
-    "env",
-    [{"SGLANG_REPLAY": "f_mem_small"}, {"SGLANG_REPLAY_FAULT": "bad_generate"}],
-    ids=["cannot_start", "fails_the_first_request"],
-)
-def test_what_does_not_start_is_put_back_and_reaches_one_server_only(fleet, nodes, env):
-    put = Put(fleet, nodes, settle=0, **env)
+def test_what_fails_its_first_request_is_put_back_and_reaches_one_server_only(fleet, nodes):
+    put = Put(fleet, nodes, settle=0, SGLANG_REPLAY_FAULT="bad_generate")
     put.roll()
     put.check("did not become ready")
 
@@ -359,22 +330,18 @@ def test_another_engine_model_and_port_are_a_swap_and_go_back(fleet, nodes, tmp_
 
 def test_a_second_swap_is_refused_with_who_swaps_and_since_when(fleet, nodes, tmp_path):
     profile = another(read(nodes[1], "run/sglang_gpu1.json"))
-    controller = Controller(fleet, tmp_path, "swap.yml", "--limit", "node2-gpu1", profile=profile, settle=[GOES_ON])
-    try:
-        held = until(lambda: begun(nodes[1], profile) and read(nodes[0], "run/swap.lock.json"))
+    with controller(fleet, tmp_path, "node2-gpu1", profile=profile, settle=[GOES_ON]):
+        held = until(lambda: begun(nodes[1]) and read(nodes[0], "run/swap.lock.json"))
         states_before = states(nodes[2:])
         second = fleet.run("swap", "--limit node_node4", profile="mtp")
-    finally:
-        controller.kill()
     assert second.rc != 0 and states(nodes[2:]) == states_before
     said = next(iter(second.tasks["Hold the lock of the fleet"].values()))["msg"]
     assert f"{held['who']} swaps this fleet since {held['since']}" in said and "so nothing was touched" in said
+    assert "-e take_over=true" in said
 
     # A holder on a controller that nobody can look at is believed, until someone says otherwise.
     lock = {**held, "pid_namespace": "pid:[1]"}
     nodes[0].run(["sh", "-c", f"cat > {nodes[0].root}/run/swap.lock.json <<'E'\n{json.dumps(lock)}\nE"])
-    elsewhere = fleet.run("swap", "--limit node2-gpu1", profile=profile, settle=[0])
-    assert elsewhere.rc != 0 and "-e take_over=true" in elsewhere.stdout
     taken = fleet.run("swap", "--limit node2-gpu1", profile=profile, settle=[0], take_over=True)
     assert taken.rc == 0, taken.stdout
     assert read(nodes[1], "run/sglang_gpu1.json")["profile"] == profile
