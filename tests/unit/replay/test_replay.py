@@ -176,9 +176,9 @@ def test_sigterm_drains_then_kills_its_own_tree(start):
     replay.wait_for(lambda: replay.http("/health")[0] == 200)
     children = replay.children()
     replay.process.terminate()
-    assert replay.process.wait(2) == -signal.SIGKILL
+    assert replay.process.wait(10) == -signal.SIGKILL
     assert "Gracefully exiting... Remaining number of requests 0." in replay.text()
-    assert not any(alive(pid) for pid in children)
+    replay.wait_for(lambda: not any(alive(pid) for pid in children))  # kill() comes back before they are dead
     assert replay.http("/health")[0] == 0
 
 
@@ -186,7 +186,7 @@ def test_sigterm_to_the_group_breaks_the_drain(start):
     replay = start("e96_nomtp", speed=500)
     replay.wait_for(lambda: replay.http("/health")[0] == 200)
     os.killpg(replay.process.pid, signal.SIGTERM)
-    assert replay.process.wait(5) == -signal.SIGKILL
+    assert replay.process.wait(10) == -signal.SIGKILL
     assert "Subprocess scheduler_0" in replay.text()
     assert "Gracefully exiting" not in replay.text()
 
@@ -200,7 +200,7 @@ def test_a_running_request_is_drained(start):
     replay.wait_for(lambda: json.loads(replay.http("/v1/loads")[1])["loads"][0]["num_running_reqs"] == 1)
     replay.process.terminate()
     replay.wait_for(lambda: replay.http("/health")[0] == 503)
-    assert replay.process.wait(5) == -signal.SIGKILL
+    assert replay.process.wait(10) == -signal.SIGKILL
     client.join(5)
     assert answers[0][0] == 200
     assert "Remaining number of requests 1" in replay.text()
@@ -210,7 +210,7 @@ def test_sigterm_while_loading_ends_it_at_once_and_silently(start):
     replay = start("e96_nomtp", speed=60)
     replay.wait_logged("Load weight begin.")
     replay.process.terminate()
-    assert replay.process.wait(2) == -signal.SIGTERM
+    assert replay.process.wait(10) == -signal.SIGTERM
     assert "SIGTERM" not in replay.text()
 
 
@@ -246,7 +246,7 @@ def test_a_child_killed_by_the_test_brings_the_server_down(start):
     replay.wait_for(lambda: replay.http("/health")[0] == 200)
     scheduler = next(pid for pid, title in replay.children().items() if title == "replay::scheduler")
     os.kill(scheduler, signal.SIGKILL)
-    assert replay.process.wait(5) == -signal.SIGKILL
+    assert replay.process.wait(10) == -signal.SIGKILL
     assert f"Subprocess scheduler_0 (pid={scheduler}) crashed with exit code -9." in replay.text()
 
 
@@ -272,7 +272,7 @@ def test_a_taken_port_hangs_and_ignores_sigterm(start):
 )
 def test_a_bad_command_line_is_refused_in_the_engines_words(start, flags, error):
     replay = start("e96_nomtp", *flags, speed=500)
-    assert replay.process.wait(5) == 2
+    assert replay.process.wait(10) == 2
     assert "usage: sglang serve [-h] --model-path" in replay.text()
     assert error in replay.text().splitlines()[-1]
 
@@ -317,7 +317,7 @@ def test_faults(start):
 
 def test_an_unknown_recording_is_refused_with_the_known_ones(start):
     replay = start("nosuch")
-    assert replay.process.wait(5) == 1
+    assert replay.process.wait(10) == 1
     assert "e96_nomtp" in replay.text()
 
 
