@@ -27,7 +27,8 @@ DOES = {
     "ready": "waiting for a first answer from us",
 }
 
-CARRIED = ("timeline", "children")  # from one slice to the next
+# From the answer of one slice to the options of the next.
+CARRIED = {"timeline": "timeline", "children": "children", "boot": "log"}
 
 display = Display()
 
@@ -47,7 +48,11 @@ class ActionModule(ActionBase):
             try:
                 answer = self._execute_module(
                     module_name="sglang_wait",
-                    module_args={**arguments, "slice": every, **{key: result.get(key, []) for key in CARRIED}},
+                    module_args={
+                        **arguments,
+                        "slice": every,
+                        **{name: result[key] for name, key in CARRIED.items() if key in result},
+                    },
                     task_vars=task_vars,
                 )
             except AnsibleConnectionFailure as failure:

@@ -84,6 +84,12 @@ options:
     description: Why it is stopped, for the record and M(sglang_server_info), such as the cause of a failed start.
     type: str
     default: ""
+  boot:
+    description:
+      - Log of the one boot that may be stopped, as it was told by its start. What runs by then with another log is another
+        run's and stays. Empty stops whatever runs. For V(stopped).
+    type: str
+    default: ""
   keep_bundle:
     description:
       - Before anything is stopped, keep a support bundle of this boot below C(<root>/bundles) with the log, the script, the
@@ -433,6 +439,7 @@ def main():
             "replace": {"type": "bool", "default": False},
             "stop_timeout": {"type": "int", "default": 60},
             "because": {"type": "str", "default": ""},
+            "boot": {"type": "str", "default": ""},
             "keep_bundle": {"type": "bool", "default": False},
             "lock_timeout": {"type": "int", "default": 10},
             "who": {"type": "str", "default": "ansible"},

@@ -66,6 +66,10 @@ options:
     type: list
     elements: dict
     default: []
+  boot:
+    description: Log of the boot that an earlier slice watched. Another boot is another run's. Set by the action plugin.
+    type: str
+    default: ""
   children:
     description: SGLang's processes seen by an earlier slice, since one may die between two slices. Set by the action plugin.
     type: list
@@ -444,6 +448,8 @@ class Start:
         self.size = None
         self.look()  # what it wrote between our look and its end
         now = read_state(self.paths.state)
+        if now and now.get("log") != self.state["log"]:
+            return replaced(now)
         if now.get("stopping_at"):
             stopped = f"it was stopped by {now.get('stopping_by')} at {now['stopping_at']}"
             return {"id": "stopped", "cause": stopped, "advice": "ask them, or deploy again"}
@@ -517,6 +523,12 @@ def out_of_memory(module, pid):
     return next((line for line in reversed(out.splitlines()) if f"Killed process {pid} " in line), None)
 
 
+def replaced(now):
+    """Another run started the server anew while this one waited for it."""
+    who = f"{now.get('launched_by')} started it anew at {now.get('launched_at')}"
+    return {"id": "replaced", "cause": who, "advice": "ask them what it is to run, or deploy again"}
+
+
 def main():
     module = AnsibleModule(
         argument_spec={
@@ -531,6 +543,7 @@ def main():
             "every": {"type": "int", "default": 30},
             "slice": {"type": "float", "default": 0},
             "timeline": {"type": "list", "elements": "dict", "default": []},
+            "boot": {"type": "str", "default": ""},
             "children": {"type": "list", "elements": "dict", "default": []},
         },
         supports_check_mode=True,
@@ -567,7 +580,7 @@ def main():
     start.look()
     known, looks = len(start.timeline), 0
     while True:
-        ended = start.verdict()
+        ended = start.verdict() if params["boot"] in ("", start.state["log"]) else ("died", replaced(start.state))
         if ended:
             break
         news = len(start.timeline) > max(known, 1)

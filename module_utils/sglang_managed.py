@@ -492,6 +492,9 @@ def note(managed, **told):
 
 def ensure_stopped(module, managed):
     """State stopped."""
+    boot = managed.params.get("boot")
+    if boot and not managed.damage and managed.state.get("log") != boot:
+        return managed.result(changed=False, killed=[], elapsed=0.0, bundle=None, log=managed.state.get("log"))
     needed = managed.process is not None or bool(managed.leftovers()) or bool(left_files(managed))
     result = managed.result(changed=needed or bool(managed.damage), killed=[], elapsed=0.0, bundle=None)
     result["log"] = managed.state.get("log")

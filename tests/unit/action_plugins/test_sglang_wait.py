@@ -40,6 +40,7 @@ def answer(stage, elapsed, state="starting", **more):
         "stage": stage,
         "elapsed": elapsed,
         "children": [stage],
+        "log": "/log",
         "timeline": [{"stage": stage, "at_s": elapsed - 5}],
         **more,
     }
@@ -78,13 +79,14 @@ def test_slices_go_on_until_it_is_ready(run, plugin):
     result, asked, _resets = run([answer("weights", 10.0), answer("weights", 20.0), ready], every=10)
     assert result is ready
     assert [args["slice"] for args in asked] == [10, 10, 10]
-    assert [args["timeline"] for args in asked] == [
+    assert [args.get("timeline", []) for args in asked] == [
         [],
         answer("weights", 10.0)["timeline"],
         answer("weights", 20.0)["timeline"],
     ]
     assert all(args["root"] == "/r" for args in asked)
-    assert [args["children"] for args in asked] == [[], ["weights"], ["weights"]]
+    assert [args.get("children") for args in asked] == [None, ["weights"], ["weights"]]
+    assert [args.get("boot") for args in asked] == [None, "/log", "/log"]
     assert plugin.shown == [
         "n-gpu0  +10s  weights: loading weights, for 5s",
         "n-gpu0  +20s  weights: loading weights, for 5s",

@@ -671,6 +671,16 @@ def test_a_bundle_has_all_and_no_secret(module, fleet, call, helpers):
     assert KEY not in Path(started["log"]).read_text(), "a stop takes keys out of the log too"
 
 
+def test_only_the_boot_that_is_named_is_stopped(module, fleet, call):
+    first = call(module, fleet.args())
+    newer = call(module, fleet.args("--enable-metrics", replace=True, profile="other", stop_timeout=5))
+    told = call(module, fleet.stop_args(boot=first["log"], keep_bundle=True, stop_timeout=0))
+    assert (told["changed"], told["pid"], told["bundle"]) == (False, newer["pid"], None)
+    assert sglang_process.alive(newer["identity"]) is not None and fleet.state["stopped_at"] is None
+    assert call(module, fleet.stop_args(boot=newer["log"], stop_timeout=0))["changed"] is True
+    assert sglang_process.alive(newer["identity"]) is None
+
+
 def test_only_the_newest_bundles_are_kept_and_none_is_no_harm(module, fleet, call, monkeypatch):
     assert call(module, fleet.stop_args(keep_bundle=True))["bundle"] is None
     folder = fleet.root / "bundles/sglang_gpu0"

@@ -40,8 +40,8 @@ def module(load, monkeypatch):
 def wait(module, call):
     """Wait for a boot."""
 
-    def _wait(boot, check=False, **more):
-        args = {"name": "n-gpu0", "slug": "sglang_gpu0", "root": boot.paths.root, "port": boot.port, "timeout": 30}
+    def _wait(started, check=False, **more):
+        args = {"name": "n-gpu0", "slug": "sglang_gpu0", "root": started.paths.root, "port": started.port, "timeout": 30}
         return call(module, {**args, **more}, check=check)
 
     return _wait
@@ -112,6 +112,33 @@ def test_a_server_that_is_killed_without_a_word(boot, wait, helpers):
     # A kernel that ran out of memory would be the better cause; here it was us.
     assert (answer["cause_id"], answer["kernel"]) == ("died", None)
     assert answer["cause"] == "its main process is gone without a word"
+
+
+def test_a_server_that_someone_replaced_meanwhile_says_who(boot, wait):
+    started = boot(command=SLEEP, log="")
+    first = wait(started, slice=0.1)
+    newer = {"log": f"{started.paths.logs}/newer.log", "launched_by": "bob@desk", "launched_at": "2026-01-01T00:00:09Z"}
+    Path(newer["log"]).write_text("")
+    write_state(started.paths.state, {**started.state, **newer})
+    answer = wait(started, timeline=first["timeline"], boot=first["log"])
+    assert (answer["outcome"], answer["cause_id"]) == ("died", "replaced")
+    assert answer["cause"] == "bob@desk started it anew at 2026-01-01T00:00:09Z"
+
+
+def test_a_server_that_is_replaced_during_a_look_says_who(boot, wait):
+    started = boot(command=SLEEP, log="")
+
+    def replace():
+        time.sleep(1)
+        write_state(started.paths.state, {**started.state, "log": "/newer", "launched_by": "bob@desk", "launched_at": "now"})
+        started.kill()
+
+    other = threading.Thread(target=replace)
+    other.start()
+    answer = wait(started)
+    other.join()
+    assert (answer["cause_id"], answer["log"]) == ("replaced", str(started.log))
+    assert answer["cause"] == "bob@desk started it anew at now"
 
 
 def test_a_server_that_someone_stopped_meanwhile_says_who(boot, wait):
