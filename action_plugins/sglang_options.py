@@ -22,7 +22,6 @@ from ansible.utils.vars import load_extra_vars
 PROJECT = Path(__file__).resolve().parents[1]
 TYPES = {
     "bool": "true or false",
-    "int": "a whole number",
     "float": "a number",
     "str": "text",
     "path": "a path",
@@ -30,7 +29,13 @@ TYPES = {
     "dict": "a mapping",
 }
 
-LEAST = {0: "from 0 on", 1: "above 0"}
+# Kinds of option that Ansible has no type for: how it reads them, the least, and how people are told.
+KINDS = {
+    "int": ({"type": "int"}, 1, "a whole number above 0"),
+    "count": ({"type": "int"}, 0, "a whole number from 0 on"),
+    "counts": ({"type": "list", "elements": "int"}, 0, "whole numbers from 0 on, as in 150,20"),
+    "amount": ({"type": "float"}, 0, "a number from 0 on"),
+}
 
 
 class ActionModule(ActionBase):
@@ -72,14 +77,21 @@ class ActionModule(ActionBase):
                 if given[name] not in kind:
                     raise AnsibleActionFail(f"-e {name} is {given[name]!r}: expected {' or '.join(kind)}")
                 continue
-            kind, least = ("int", 0) if kind == "count" else (kind, 1)
-            if kind == "int" and isinstance(given[name], bool):
-                raise AnsibleActionFail(f"-e {name} is {given[name]!r}: expected {TYPES[kind]}")
-            wrong = ArgumentSpecValidator({name: {"type": kind}}).validate({name: given[name]}).error_messages
-            if wrong or given[name] is None or given[name] == "":
-                raise AnsibleActionFail(f"-e {name} is {given[name]!r}: expected {TYPES[kind]}")
-            if kind == "int" and int(given[name]) < least:
-                raise AnsibleActionFail(f"-e {name} is {given[name]!r}: expected a whole number {LEAST[least]}")
+            spec, least, told = KINDS.get(kind) or ({"type": kind}, None, TYPES.get(kind))
+            read = ArgumentSpecValidator({name: spec}).validate({name: given[name]})
+            blank = given[name] is None or given[name] == ""
+            if (
+                read.error_messages
+                or blank
+                or (least is not None and not self._at_least(least, read.validated_parameters[name]))
+            ):
+                raise AnsibleActionFail(f"-e {name} is {given[name]!r}: expected {told}")
+            if least is not None and isinstance(given[name], bool):
+                raise AnsibleActionFail(f"-e {name} is {given[name]!r}: expected {told}")
+
+    @staticmethod
+    def _at_least(least, value):
+        return all(least <= number < float("inf") for number in (value if isinstance(value, list) else [value]))
 
     def _refuse_blank_limit(self):
         # Ansible takes it for no limit at all: `--limit "$UNSET"` would be the whole fleet.

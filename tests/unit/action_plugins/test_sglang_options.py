@@ -23,6 +23,8 @@ OPTIONS = {
     "every": "int",
     "share": "float",
     "done": "count",
+    "settle": "counts",
+    "tolerance": "amount",
 }
 GROUPS = {
     "sglang_servers": ["n1-gpu0", "n1-gpu1", "n2-gpu0"],
@@ -69,6 +71,8 @@ def test_good_options_pass(run):
         "share": 0.5,
         "status_json": "x.json",
         "done": "0",
+        "settle": "150,20",
+        "tolerance": "0.5",
         "sglang_root": "/x",
     }
     told = run(given)
@@ -102,10 +106,16 @@ def test_another_variable_is_not_ours_to_judge(run, name):
         ({"replace": ""}, "-e replace is '': expected true or false"),
         ({"profile": ""}, "-e profile is '': expected text"),
         ({"profile": None}, "-e profile is None: expected text"),
-        ({"every": "soon"}, "-e every is 'soon': expected a whole number"),
+        ({"every": "soon"}, "-e every is 'soon': expected a whole number above 0"),
         ({"every": "0"}, "-e every is '0': expected a whole number above 0"),
         ({"done": "-1"}, "-e done is '-1': expected a whole number from 0 on"),
-        ({"done": True}, "-e done is True: expected a whole number"),
+        ({"done": True}, "-e done is True: expected a whole number from 0 on"),
+        ({"settle": "x"}, "-e settle is 'x': expected whole numbers from 0 on, as in 150,20"),
+        ({"settle": "150,-4"}, "-e settle is '150,-4': expected whole numbers from 0 on, as in 150,20"),
+        ({"settle": -4}, "-e settle is -4: expected whole numbers from 0 on, as in 150,20"),
+        ({"tolerance": "-5"}, "-e tolerance is '-5': expected a number from 0 on"),
+        ({"tolerance": "nan"}, "-e tolerance is 'nan': expected a number from 0 on"),
+        ({"tolerance": True}, "-e tolerance is True: expected a number from 0 on"),
         ({"share": "half"}, "-e share is 'half': expected a number"),
         ({"status_json": ""}, "-e status_json is '': expected a path"),
     ],
