@@ -321,7 +321,7 @@ def boots_report(records):
 def swap_report(servers):
     """The end of a swap, as text: what each server runs now, and of each that was not swapped, why.
 
-    ``servers``: ``name``, ``result`` (``outcome``, ``why``, ``advice``, ``bundle``, ``gate``, ``seconds``), ``to`` and
+    ``servers``: ``name``, ``result`` (``outcome``, ``why``, ``bundle``, ``gate``, ``seconds``), ``to`` and
     ``now``, an entry of module sglang_server_info, empty where the node does not answer.
     """
     rows, notes = [], []
@@ -337,7 +337,6 @@ def swap_report(servers):
         rows.append([server["name"], result["outcome"], *shown])
         if result.get("why"):
             notes.append(f"{server['name']} {result['outcome'].upper()}: {result['why']}")
-            notes += [f"  do:     {result['advice']}"] if result.get("advice") else []
             notes += [f"  bundle: {result['bundle']}"] if result.get("bundle") else []
         elif now.get("detail"):
             notes.append(f"{server['name']}: {now['detail']}")

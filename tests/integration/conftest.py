@@ -61,6 +61,7 @@ class Fleet:
         self.write(nodes)
 
     def write(self, nodes):
+        self.nodes = nodes
         self.inventory.write_text(yaml.safe_dump({"plugin": "sglang_fleet", "nodes": nodes}, sort_keys=False))
 
     def run(self, playbook, cmdline="", envvars=None, **options):

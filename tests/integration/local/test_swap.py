@@ -100,8 +100,12 @@ def test_what_can_not_start_is_put_back_and_routed_to_where_it_listened(deployed
     before = [state(local_fleet, number) for number in (0, 1)]
     # A new port is part of what is undone, and the inventory goes on naming it.
     (port,) = free_ports(1)
+    written = local_fleet.nodes
+    servers = [{"port": port}, {"port": local_fleet.ports[1]}]
+    local_fleet.write({"here": {**written["here"], "servers": servers}})
     with clients_of(local_fleet) as clients:
-        rolled = local_fleet.run("swap", "--limit here-cpu0", profile="bad", sglang_port=port)
+        rolled = local_fleet.run("swap", "--limit here-cpu0", profile="bad")
+    local_fleet.write(written)
     assert rolled.rc != 0
     assert set(clients.answers) == {200} and clients.most_out == 1, (clients.answers, clients.wrong)
     reason = rolled.tasks["Fail for a server that was not swapped"]["here-cpu0"]["msg"]

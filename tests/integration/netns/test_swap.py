@@ -309,10 +309,12 @@ def test_another_engine_model_and_port_are_a_swap_and_go_back(fleet, nodes, tmp_
     (model / "config.json").write_text(json.dumps(MODELS["sglang_models"]["qwen3.6-27b"]["config"]))
     models = {"other": {"path": str(model), "served_name": "other", "hybrid": True, "args": {"load-format": "dummy"}}}
     before = read(node, "run/sglang_gpu3.json")
-    swapped = fleet.run(
-        "swap", f"--limit {server}", settle=[0], sglang_engine_venv=str(other), sglang_port=31999, sglang_model="other",
-        sglang_models=fleet.options["sglang_models"] | models,
-    )  # fmt: skip
+    written, fleet.options["sglang_models"] = fleet.nodes, fleet.options["sglang_models"] | models
+    # As a person does it: in the inventory.
+    changed = {"gpus": [3], "port": 31999, "model": "other"}
+    kept = {key: value for key, value in written[node.name].items() if key != "gpus"} | {"sglang_engine_venv": str(other)}
+    fleet.write({**written, node.name: {**kept, "servers": [*({"gpus": [gpu]} for gpu in range(3)), changed]}})
+    swapped = fleet.run("swap", f"--limit {server}", profile=before["profile"], settle=[0])
     assert swapped.rc == 0, swapped.stdout
     told = next(iter(swapped.tasks["Tell what will change"].values()))["msg"]
     assert (
@@ -325,6 +327,7 @@ def test_another_engine_model_and_port_are_a_swap_and_go_back(fleet, nodes, tmp_
     assert "31999" in node.run("ss -ltn").stdout and str(before["port"]) not in node.run("ss -ltn").stdout
     back = fleet.run("swap", f"--limit {server}", rollback=True, settle=[0])
     assert back.rc == 0, back.stdout
+    fleet.write(written)
     assert read(node, "run/sglang_gpu3.json")["launch_sha256"] == before["launch_sha256"]
 
 
