@@ -306,7 +306,8 @@ def check_flags(module, server):
             raise Refused(
                 f"{server.name}: SGLang {server.params['record'].get('release') or '(release unknown)'} refuses the flags of"
                 f" profile {server.params['profile']}: {sentence.partition('error: ')[2][:600] or sentence};"
-                " correct the profile, or spell the flag for this release in group_vars/all/releases.yml",
+                " correct it where it is set (the profile, or args of its model or server), or spell it for this release in"
+                " group_vars/all/releases.yml",
                 cause="flags",
             )
         if rc != 0:

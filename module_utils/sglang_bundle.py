@@ -28,14 +28,17 @@ STARS = "********"
 
 
 def kernel_lines():
-    """What the kernel said of memory, GPUs and disks, newest last; empty where it may not be read."""
+    """What the kernel said of memory, GPUs and disks, newest last; one line that says so where there is nothing to read."""
     try:
         answer = subprocess.run(  # pylint: disable=ansible-bad-function
             ["dmesg"], capture_output=True, text=True, errors="replace", timeout=10, check=False
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [line for line in answer.stdout.splitlines() if KERNEL.search(line)][-KERNEL_LINES:]
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [f"(dmesg could not be run: {error})"]
+    if answer.returncode:
+        return [f"(dmesg could not be read: {answer.stderr.strip()[:200]})"]
+    found = [line for line in answer.stdout.splitlines() if KERNEL.search(line)][-KERNEL_LINES:]
+    return found or ["(dmesg has no line on memory, GPUs or disks)"]
 
 
 def _log(path):

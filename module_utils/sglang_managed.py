@@ -160,17 +160,33 @@ class Managed:
 
 
 def check_root(managed):
-    """Refuse a folder that can't be written, by trying: file systems have more reasons than mode bits."""
-    folder = os.path.abspath(managed.params["root"])
+    """Refuse folders that can't be written, by trying: file systems have more reasons than mode bits."""
+    paths = managed.paths
+    for folder in dict.fromkeys(map(_existing, (paths.root, paths.scripts, paths.logs, paths.run, paths.cache))):
+        _check_folder(managed, folder)
+
+
+def _existing(folder):
+    """The folder, or the nearest above it that is there."""
+    folder = os.path.abspath(folder)
     while not os.path.exists(folder):
         folder = os.path.dirname(folder)
+    return folder
+
+
+def _check_folder(managed, folder):
+    root = managed.params["root"]
     probe = os.path.join(folder, f".sglang_fleet_{os.getpid()}")
     try:
         os.mkdir(probe)
         os.rmdir(probe)
+    except NotADirectoryError:
+        raise Refused(
+            f"{managed.name}: {folder} is a file and the fleet's folder {root} needs a folder there: move it away", cause="root"
+        ) from None
     except OSError as error:
         raise Refused(
-            f"{managed.name}: the fleet's folder {managed.params['root']} can't be written ({folder}: {error.strerror}):"
+            f"{managed.name}: the fleet's folder {root} can't be written ({folder}: {error.strerror}):"
             " choose another sglang_root, or give this user the right to write there",
             cause="root",
         ) from None
@@ -179,7 +195,7 @@ def check_root(managed):
     if free < ROOM_BYTES or (found.f_files and not found.f_favail):
         what = f"{free >> 20} MiB" if free < ROOM_BYTES else "no file"
         raise Refused(
-            f"{managed.name}: the disk of the fleet's folder {managed.params['root']} has room for {what} and a start needs"
+            f"{managed.name}: the disk of the fleet's folder {root} has room for {what} and a start needs"
             f" {ROOM_BYTES >> 20} MiB for its log: free space there, or choose another sglang_root",
             cause="disk_full",
         )

@@ -193,7 +193,8 @@ class Unreadable(Exception):
     """A weight file that is none: ``filename`` and why."""
 
     def __init__(self, filename, error):
-        super().__init__(f"{type(error).__name__} {error}")
+        # What is ours to say is a ValueError; another one's words alone (a key, a number) would say nothing.
+        super().__init__(str(error) if type(error) is ValueError else f"{type(error).__name__} {error}")
         self.filename = filename
 
 

@@ -227,7 +227,7 @@ def test_a_flag_that_the_engine_does_not_know_is_refused_before_anything_is_made
     answer = call(module, fleet.args("--no-such-flag", "1", state=state))
     assert (answer["failed"], answer["cause"]) == (True, "flags")
     assert answer["msg"].startswith("n-gpu0: SGLang 0.5.17 refuses the flags of profile nomtp: ")
-    assert "unrecognized arguments: --no-such-flag 1; correct the profile" in answer["msg"]
+    assert "unrecognized arguments: --no-such-flag 1; correct it where it is set" in answer["msg"]
     assert not os.path.exists(fleet.args()["script_path"])
     assert fleet.state == {}
 
@@ -715,14 +715,15 @@ def test_a_full_disk_is_refused_before_anything_is_touched(module, fleet, call, 
     assert fleet.state == {}
 
 
-@pytest.mark.parametrize("place", ["logs/sglang_gpu0", "run", "scripts"])
-def test_a_place_that_takes_no_file_is_named(module, fleet, call, place):
+@pytest.mark.parametrize("state", ["checked", "started"])
+@pytest.mark.parametrize("place", ["logs", "logs/sglang_gpu0", "run", "scripts"])
+def test_a_place_that_takes_no_file_is_named(module, fleet, call, place, state):
     path = fleet.root / place
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("a file, where a folder is wanted")
-    answer = call(module, fleet.args())
-    assert answer["failed"] is True
-    assert answer["msg"].startswith(f"n-gpu0: {path}") and "give this user the right to write" in answer["msg"]
+    answer = call(module, fleet.args(state=state))
+    assert (answer["failed"], answer["cause"]) == (True, "root")
+    assert answer["msg"].startswith(f"n-gpu0: {path} is a file ") and answer["msg"].endswith("a folder there: move it away")
     assert fleet.pids() == set()
 
 
