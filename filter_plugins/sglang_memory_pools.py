@@ -375,7 +375,8 @@ class Host(NamedTuple):
 
 
 def wants_host_pools(flags):
-    return flags.on("enable-hierarchical-cache") or "hicache-size" in flags.given or "hicache-ratio" in flags.given
+    """Only the switch makes pools: SGLang asks for nothing else, and sizes without it are for the day it is on."""
+    return flags.on("enable-hierarchical-cache")
 
 
 def host_pools(plan):

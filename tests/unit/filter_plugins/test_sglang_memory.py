@@ -924,3 +924,9 @@ def test_a_figure_that_no_machine_has_is_a_sentence(value):
 def test_a_release_of_another_major_is_newer_than_known(release):
     (warning,) = Release(release).warnings
     assert "is newer than" in warning and warning.endswith(f"planned as {NEWEST}")
+
+
+@pytest.mark.parametrize("switch", [{}, *({"enable-hierarchical-cache": off} for off in (False, None, "no"))])
+def test_sizes_of_host_pools_make_none_while_the_switch_is_off(switch):
+    got = plan(Q27, {**MTP24, "hicache-size": 150, **switch}, host_free_gb=100.0, **RUN)
+    assert (got["fits"], got["host_total_gb"]) == (True, 0)
