@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -136,7 +137,8 @@ def test_each_start_that_fails_is_told_by_its_cause_and_the_others_carry_on(firs
     assert waited[fleet.name(0)]["state"] == "ready"
     told = {number: waited[fleet.name(number)] for number in (1, 2, 3)}
     assert [told[number]["cause_id"] for number in told] == ["no_kv_memory", "context_too_long", "port_taken"]
-    assert "raise mem-fraction-static above 0.00" in told[1]["advice"]
+    # The figure is the engine's, and depends on the memory that other processes leave.
+    assert re.search(r"raise mem-fraction-static above 0\.0\d", told[1]["advice"]), told[1]["advice"]
     assert told[2]["advice"].startswith("set context-length to at most ")
     assert f"by pid {os.getpid()} (" in told[3]["cause"]
     report = deployed.tasks["Tell what runs"][fleet.name(0)]["msg"]
