@@ -24,8 +24,8 @@ PROFILES = {
     "nomtp": BASE,
     "small": {**BASE, "args": {**BASE["args"], "max-running-requests": 8}},
     "bad": {**BASE, "args": {**BASE["args"], "context-length": 999999}},
-    # Threads that wait for each other at every step: twenty times slower on a model of this size.
-    "slow": {**BASE, "env": {"OMP_NUM_THREADS": "4"}},
+    # One request at a time: what four clients send waits in its queue.
+    "slow": {**BASE, "args": {**BASE["args"], "max-running-requests": 1}},
 }
 
 
