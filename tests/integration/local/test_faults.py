@@ -114,6 +114,7 @@ def deploying(fleet, *arguments, **options):
 @pytest.fixture(scope="module")
 def first(fleet):
     """One deploy of a healthy server and three that fail: too little memory, a context too long, a port that is taken."""
+    healthy = fleet.nodes
     servers = [dict(server) for server in fleet.nodes["here"]["servers"]]
     servers[1]["args"] = {"mem-fraction-static": 0.0001}
     servers[2]["args"] = {"context-length": 999999}
@@ -129,7 +130,7 @@ def first(fleet):
         until(lambda: fleet.state(3).get("stopped_at"), 120)
         fleet.seconds_to_clean = time.monotonic() - bound
         others = [bool(fleet.state(number).get("ready_at")) for number in (0, 1, 2)]
-    fleet.write(fleet.nodes)
+    fleet.write(healthy)
     return results[0], others
 
 

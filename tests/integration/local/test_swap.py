@@ -107,7 +107,7 @@ def test_what_can_not_start_is_put_back_and_routed_to_where_it_listened(deployed
         rolled = local_fleet.run("swap", "--limit here-cpu0", profile="bad")
     local_fleet.write(written)
     assert rolled.rc != 0
-    assert set(clients.answers) == {200} and clients.most_out == 1, (clients.answers, clients.wrong)
+    assert set(clients.answers) == {200} and clients.most_out == 1, (clients.answers, clients.wrong, rolled.stdout)
     reason = rolled.tasks["Fail for a server that was not swapped"]["here-cpu0"]["msg"]
     assert "here-cpu0 did not become ready" in reason and "context" in reason, reason
     after = [state(local_fleet, number) for number in (0, 1)]
