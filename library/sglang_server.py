@@ -189,10 +189,10 @@ elapsed:
   type: float
 """
 
-import json
 import os
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.sglang_flags import ASK, BrokenEngine, Engine, WrongFlags
 from ansible.module_utils.sglang_log import cause_of_death, last_lines
 from ansible.module_utils.sglang_managed import (
     Managed,
@@ -209,18 +209,8 @@ from ansible.module_utils.sglang_managed import (
 )
 from ansible.module_utils.sglang_node import gpus
 from ansible.module_utils.sglang_process import MARKERS, members, shared_bytes, wait_until
-from ansible.module_utils.sglang_state import launch_sha256, lock, read_state, read_text, utc_now, write_atomic, write_state
+from ansible.module_utils.sglang_state import read_state, read_text, write_state
 
-# Asks the engine's own parser, as `python -m sglang.launch_server` would, without loading a model or touching a GPU.
-CHECK_FLAGS = r"""
-import argparse, sys
-from sglang.srt.server_args import ServerArgs
-parser = argparse.ArgumentParser(prog="sglang", allow_abbrev=False)
-ServerArgs.add_cli_args(parser)
-parser.parse_args(sys.argv[1:])
-"""
-CHECK_SECONDS = 300
-ARGPARSE_ERROR = 2
 EARLY_DEATH_SECONDS = 0.5
 GPU_SECONDS = 30
 # Port and host of the flags that are checked: servers that differ in nothing else share one check.
@@ -268,60 +258,47 @@ def flag_words(argv):
 
 
 def check_flags(module, server):
-    """Refuse flags that this engine's parser does not take. Kept by release and flags: a parser takes seconds to import."""
+    """Refuse flags that this engine's parser does not take."""
     argv, env = server.params["argv"], server.params["env"]
     if module.check_mode and not os.path.exists(argv[0]):
         module.warn(f"{server.name}: {argv[0]} is not there yet, so the flags were not checked")
         return
-    words = flag_words(argv)
-    key = launch_sha256([argv[0], str(server.params["record"].get("release")), *words], {}, {})
-    verdict = os.path.join(server.paths.cache, f"flags-{key[:32]}.json")
-    if os.path.exists(verdict):
-        return
-    keep = not module.check_mode
-    if keep:
+    if not module.check_mode:
         server.paths.make()
-    # Servers of a node mostly have the same flags: the first one asks, the others wait for its answer.
-    guard = lock(os.path.join(server.paths.cache, "flags.lock"), server.params["who"], CHECK_SECONDS) if keep else None
-    try:
-        if guard:
-            guard.__enter__()
-            if os.path.exists(verdict):
-                return
+
+    def ask(words):
         if not os.path.exists(argv[0]):
-            rc, err = 127, "no such file"
-        else:
-            rc, _out, err = module.run_command(
-                # Not on its stdin: an engine that ends before it has read that would break the pipe and hide why it ended.
-                [argv[0], "-c", CHECK_FLAGS, *words],
-                # Without the markers: a check is no process of the server.
-                environ_update={
-                    **{name: value for name, value in env.items() if name not in MARKERS},
-                    **{"CUDA_VISIBLE_DEVICES": "", "LC_ALL": "C.UTF-8"},
-                },
-                cwd="/",
-            )
-        if rc == ARGPARSE_ERROR:
-            sentence = next((line for line in reversed(err.splitlines()) if "error:" in line), err[-400:])
-            raise Refused(
-                f"{server.name}: SGLang {server.params['record'].get('release') or '(release unknown)'} refuses the flags of"
-                f" profile {server.params['profile']}: {sentence.partition('error: ')[2][:600] or sentence};"
-                " correct it where it is set (the profile, or args of its model or server), or spell it for this release in"
-                " group_vars/all/releases.yml",
-                cause="flags",
-            )
-        if rc != 0:
-            raise Refused(
-                f"{server.name}: the engine at {argv[0]} could not read its own flags (exit code {rc}):"
-                f" {(err.strip().splitlines() or ['no output'])[-1][:400]}; is SGLang installed there whole?",
-                cause="engine",
-                lines=last_lines(err.splitlines()),
-            )
-        if keep:
-            write_atomic(verdict, json.dumps({"flags": words, "checked_at": utc_now()}) + "\n", 0o644)
-    finally:
-        if guard:
-            guard.__exit__(None, None, None)
+            return 127, "", "no such file"
+        return module.run_command(
+            # Not on its stdin: an engine that ends before it has read that would break the pipe and hide why it ended.
+            [argv[0], "-c", ASK, *words],
+            # Without the markers: a check is no process of the server.
+            environ_update={
+                **{name: value for name, value in env.items() if name not in MARKERS},
+                **{"CUDA_VISIBLE_DEVICES": "", "LC_ALL": "C.UTF-8"},
+            },
+            cwd="/",
+        )
+
+    release = server.params["record"].get("release")
+    engine = Engine(argv[0], release, ask, None if module.check_mode else server.paths.cache, server.params["who"])
+    try:
+        engine.check(flag_words(argv))
+    except WrongFlags as wrong:
+        raise Refused(
+            f"{server.name}: SGLang {release or '(release unknown)'} refuses the flags of"
+            f" profile {server.params['profile']}: {str(wrong)[:600]};"
+            " correct it where it is set (the profile, or args of its model or server), or spell it for this release in"
+            " group_vars/all/releases.yml",
+            cause="flags",
+        ) from None
+    except BrokenEngine as broken:
+        raise Refused(
+            f"{server.name}: the engine at {argv[0]} could not read its own flags (exit code {broken.rc}):"
+            f" {str(broken)[:400]}; is SGLang installed there whole?",
+            cause="engine",
+            lines=last_lines(broken.lines),
+        ) from None
 
 
 def check_replaceable(server):

@@ -209,17 +209,23 @@ def test_checked_tells_what_a_dead_server_has_left(module, fleet, call, helpers)
     assert len(answer["holds"]["pids"]) == 1
 
 
-def test_flags_that_differ_in_the_port_alone_are_checked_once(module, fleet, call, tmp_path):
+def test_the_engine_is_asked_once_for_its_flags_and_then_for_types_of_its_own_alone(module, fleet, call, tmp_path):
     counter, wrapper = tmp_path / "count", tmp_path / "python"
     wrapper.write_text(f'#!/bin/sh\necho x >> {counter}\nexec {fleet.python} "$@"\n')
     wrapper.chmod(0o755)
     fleet.python = str(wrapper)
-    for port in (fleet.port, fleet.port + 1):
-        fleet.port = port
-        assert call(module, fleet.args(state="checked"))["rc"] == 0
-    assert counter.read_text() == "x\n"
-    assert call(module, fleet.args("--enable-metrics", state="checked"))["rc"] == 0
-    assert counter.read_text() == "x\nx\n"
+
+    def asked(*flags):
+        """How often the engine was asked for these flags, and what was said."""
+        before = counter.read_text().count("x") if counter.exists() else 0
+        answer = call(module, fleet.args(*flags, state="checked"))
+        return counter.read_text().count("x") - before, answer.get("cause", "")
+
+    assert asked("--no-such-flag", "1") == (1, "flags")
+    assert asked("--no-such-flag", "1") == (0, "flags")
+    fleet.port += 1
+    assert asked() == asked("--enable-metrics") == (0, "")
+    assert asked("--max-running-requests", "many") == asked("--schedule-policy", "best") == (0, "flags")
 
 
 @pytest.mark.parametrize("state", ["checked", "started"])
