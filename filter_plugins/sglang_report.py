@@ -106,7 +106,7 @@ def deploy_report(servers):
         ]
         if any(told.get("stage") for _name, told in failed):
             parts.append(
-                "Failed, in which stage and how long after the launch\n" + table(rows, ["server", "stage", "after", "why"])
+                "Failed, in which stage and how long after the launch\n" + table(rows, ["server", "stage", "after", "cause id"])
             )
         notes += [failure(name, told) for name, told in failed]
     return "\n\n".join(parts + notes)

@@ -87,6 +87,7 @@ _SPLIT = re.compile(r"[\r\n]+")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 _BAR = re.compile(r"\d+%\|.*\|")
+_FRAME = re.compile(r"\s+File \".*\", line \d+")
 _USAGE = re.compile(r"\s*\[?--[a-z]|usage: |\s+\{|\s+\[")
 _EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception)\b.*")
 STARTUP_BYTES = 8 << 20
@@ -218,11 +219,23 @@ def reductions(lines, release=None):
 
 def matter(lines, verdict, count=12):
     """The lines that a person wants to see of a failure: up to the one that names it, else the last ones."""
-    kept = [line for line in lines if not _BAR.search(line) and not _USAGE.match(line)]
+    kept = _without_frames([line for line in lines if not _BAR.search(line) and not _USAGE.match(line)])
     named = verdict.get("line") if verdict else None
     at = next((number for number, line in enumerate(kept) if line[:1000] == named or line.strip()[:400] == named), None)
     end = len(kept) if at is None else at + 1
     return [line[:400] for line in kept[max(0, end - count) : end]]
+
+
+def _without_frames(lines):
+    """The lines with only the innermost frame of each traceback."""
+    kept, frame = [], None
+    for line in lines:
+        if _FRAME.match(line):
+            frame = line
+        elif frame is None or not line.startswith("    "):
+            kept += [frame, line] if frame else [line]
+            frame = None
+    return kept
 
 
 def redact(path, secrets):

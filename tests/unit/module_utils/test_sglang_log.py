@@ -287,6 +287,13 @@ def test_lines_that_matter_end_with_the_one_that_names_the_cause():
     assert matter([], None) == []
 
 
+def test_of_a_traceback_only_the_innermost_frame_matters():
+    shown = matter(log("no_weights"), failure(log("no_weights")))
+    frames = [line for line in shown if line.startswith("  File ")]
+    assert len(frames) == 1 and frames[0].endswith("in _prepare_weights") and shown[-2] == frames[0]
+    assert any("Load weight begin" in line for line in shown), "what came before it is in sight again"
+
+
 def test_what_was_asked_for_is_read_from_the_engines_own_line():
     assert asked(log("f_hicache_200")) == {"fraction": 0.92, "hicache_gb": 200}
     assert asked(log("server")) == {}
