@@ -164,6 +164,9 @@ def check_root(managed):
     paths = managed.paths
     for folder in dict.fromkeys(map(_existing, (paths.root, paths.scripts, paths.logs, paths.run, paths.cache))):
         _check_folder(managed, folder)
+    for path in (paths.state, paths.lock, paths.secrets, managed.params["script_path"]):
+        if path and os.path.isdir(path):
+            raise Refused(f"{managed.name}: {path} is a folder and the fleet keeps a file there: move it away", cause="root")
 
 
 def _existing(folder):

@@ -751,6 +751,18 @@ def test_a_damaged_state_file_is_told_and_a_deploy_goes_on(module, fleet, call, 
     assert fleet.state["identity"]["pid"] in fleet.pids()
 
 
+@pytest.mark.parametrize("state", ["checked", "started"])
+@pytest.mark.parametrize("name", ["state", "lock", "secrets"])
+def test_a_folder_where_the_fleet_keeps_a_file_is_told_before_anything_starts(module, fleet, call, state, name):
+    fleet.paths.make()
+    folder = getattr(fleet.paths, name)
+    os.mkdir(folder)
+    answer = call(module, fleet.args(state=state))
+    assert answer["cause"] == "root"
+    assert answer["msg"] == f"n-gpu0: {folder} is a folder and the fleet keeps a file there: move it away"
+    assert fleet.pids() == set()
+
+
 def test_a_server_whose_state_file_was_damaged_is_not_started_twice_and_can_be_stopped(
     module, fleet, call, helpers, monkeypatch
 ):
