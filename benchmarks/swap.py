@@ -29,12 +29,12 @@ PROFILES = {
     "nomtp": {"args": ARGS},
     "small": {"args": {**ARGS, "max-running-requests": 8}},
     "bad_context": {"args": {**ARGS, "context-length": 999999}},
-    "throttled": {"args": ARGS, "env": {"OMP_NUM_THREADS": "4"}},
+    "throttled": {"args": {**ARGS, "max-running-requests": 1}},
     # Eight steps are its own warm-up, four the first request of the wait, four each of the watch.
     "first_request": {"args": ARGS, "env": {CRASH: "10"}},
     "minute_two": {"args": ARGS, "env": {CRASH: "40"}},
 }
-FEW = {"sglang_swap_gate_pairs": 3}  # what is twenty times slower is soon told
+FEW = {"sglang_swap_gate_pairs": 3}  # what is several times slower is soon told
 # What is swapped to, options, and what must come of it: outcomes of both servers.
 ROLLS = [
     ("another profile", "small", {}, ("swapped", "swapped")),

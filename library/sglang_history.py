@@ -44,8 +44,8 @@ RETURN = r"""
 entries:
   description:
     - Oldest first, each with C(at) (UTC), C(server), C(what) (V(started), V(stopped), V(swapped), V(reverted), V(kept),
-      V(lost)), C(who), C(run), C(before), C(after) and C(why). Of a start, C(before) and C(after) are profiles; of a swap,
-      C(profile), C(release), C(model) and C(port).
+      V(lost), or V(open) of a swap without an end), C(who), C(run), C(before), C(after) and C(why). Of a start, C(before)
+      and C(after) are profiles; of a swap, C(profile), C(release), C(model) and C(port).
   returned: always
   type: list
   elements: dict
@@ -54,7 +54,9 @@ entries:
 import json
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_state import Paths, read_text
+from ansible.module_utils.sglang_state import Paths, read_state, read_text
+
+UNENDED = "it has no end yet: it goes on now, or was cut, and the next swap.yml takes it up"
 
 
 def entries(path, limit):
@@ -70,6 +72,20 @@ def entries(path, limit):
     return found
 
 
+def unended(path):
+    """The swap of one server that nobody has brought to an end, as an entry, or nothing."""
+    swap = read_state(path)
+    if not swap.get("begun_at") or swap.get("outcome"):
+        return []
+    told = {
+        **{key: swap.get(key) for key in ("who", "run")},
+        "before": swap.get("from"),
+        "after": swap.get("to"),
+        "why": UNENDED,
+    }
+    return [{"at": swap["begun_at"], "server": swap.get("name"), "what": "open", **told}]
+
+
 def main():
     module = AnsibleModule(
         argument_spec={
@@ -81,9 +97,12 @@ def main():
     )
     found = []
     for slug in module.params["slugs"]:
-        path = Paths(module.params["root"], slug).history
+        paths = Paths(module.params["root"], slug)
+        path = paths.history
         try:
             found += entries(path, module.params["limit"])
+            path = paths.swap
+            found += unended(path)
         except OSError as error:
             module.fail_json(msg=f"{path} can't be read: {error.strerror}: run it as the user that runs the servers")
     module.exit_json(changed=False, entries=sorted(found, key=lambda entry: entry["at"]))

@@ -197,6 +197,7 @@ def begin(module, paths):
     write_state(
         paths.swap,
         {
+            "name": params["name"],
             "run": params["run"],
             "who": params["who"],
             "begun_at": utc_now(),

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible.module_utils.sglang_state import Paths, remember
+from ansible.module_utils.sglang_state import Paths, remember, write_state
 
 
 @pytest.fixture
@@ -29,4 +29,17 @@ def test_entries_of_several_servers_come_in_order_and_a_cut_line_is_left_out(mod
 
 
 def test_a_server_without_history_has_none(module, call, tmp_path):
+    assert call(module, {"root": str(tmp_path), "slugs": ["sglang_gpu0"]})["entries"] == []
+
+
+def test_a_swap_without_an_end_is_open(module, call, tmp_path):
+    paths = Paths(str(tmp_path), "sglang_gpu0")
+    paths.make()
+    begun = {"name": "n-gpu0", "run": "r1", "who": "alice", "begun_at": "2026-01-01T00:00:01Z"}
+    begun |= {"from": {"profile": "nomtp"}, "to": {"profile": "mtp"}}
+    write_state(paths.swap, {**begun, "outcome": None})
+    (entry,) = call(module, {"root": str(tmp_path), "slugs": ["sglang_gpu0"]})["entries"]
+    assert (entry["server"], entry["what"], entry["who"], entry["at"]) == ("n-gpu0", "open", "alice", begun["begun_at"])
+    assert (entry["before"], entry["after"]) == (begun["from"], begun["to"]) and "the next swap.yml takes it up" in entry["why"]
+    write_state(paths.swap, {**begun, "outcome": "swapped"})
     assert call(module, {"root": str(tmp_path), "slugs": ["sglang_gpu0"]})["entries"] == []
