@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import statistics
@@ -65,7 +66,7 @@ class Server:
     """One server of a fleet, as this machine shows it."""
 
     def __init__(self, fleet, number):
-        self.root, self.name = fleet.root, f"here-{fleet.kind}{number}"
+        self.root, self.model, self.name = fleet.root, fleet.model, f"here-{fleet.kind}{number}"
         self.path = fleet.root / "run" / f"sglang_{fleet.kind}{number}.json"
         with socket.socket() as one:
             one.bind(("127.0.0.1", 0))
@@ -107,11 +108,13 @@ class Fleet:
         self.folder, self.kind, self.count = folder, "gpu" if replay else "cpu", count
         self.root, self.inventory = folder / "root", folder / "fleet.yml"
         self.venv, self.device = (args.replay_venv, "cuda") if replay else (args.venv.absolute(), "cpu")
+        self.model = folder / "model"
+        shutil.copytree(args.model, self.model)
         self.servers = [Server(self, number) for number in range(count)]
         self.options = {
             "sglang_root": str(self.root),
             "sglang_artifacts": str(folder / "artifacts"),
-            "sglang_models": {"m": {"path": str(args.model.absolute()), "served_name": "m", "args": {"load-format": "dummy"}}},
+            "sglang_models": {"m": {"path": str(self.model), "served_name": "m"}},
             "benchmark": False,
             "plan": "warn",
         }
@@ -174,6 +177,21 @@ def strike(title, after, number=signal.SIGKILL):
     return make
 
 
+def spoil(pattern, how):
+    """The model's folder is not what it should be."""
+
+    def make(server, _undo):
+        for path in server.model.glob(pattern) if pattern else [server.model]:
+            how(path)
+        return time.time()
+
+    return make
+
+
+def cut(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
 def listen(server, undo):
     """A stranger takes the port."""
     stranger = undo.enter_context(socket.socket())
@@ -225,6 +243,11 @@ FAULTS = [
     Fault("unknown flag", flags={"no-such-flag": 1}, task=CHECK),
     Fault("bad choice of a flag", flags={"attention-backend": "nosuch"}, task=CHECK),
     Fault("impossible number", flags={"max-total-tokens": -5}, task=VALIDATE),
+    Fault("model path wrong", spoil("", shutil.rmtree), first=True, task=VALIDATE),
+    Fault("no config.json", spoil("config.json", Path.unlink), first=True, task=VALIDATE),
+    Fault("no weights", spoil("*.safetensors*", Path.unlink), first=True, task=VALIDATE),
+    Fault("a shard is missing", spoil("model-00002*", Path.unlink), first=True, task=VALIDATE),
+    Fault("a shard is cut short", spoil("model-00001*", cut), first=True, task=VALIDATE),
     Fault("port in use before the start", listen, first=True, task=CHECK),
     Fault("context longer than the model's", line("ValueError: .*User-specified"), {"context-length": 999999}),
     Fault("no memory for the KV cache", line("Loaded weights leave no"), {"mem-fraction-static": 0.0001}),
