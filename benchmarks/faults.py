@@ -225,6 +225,7 @@ class Fault:
     play_fault: str = ""  # a fault that the replay makes
     racy: bool = False
     first: bool = False  # the cause is there before the deploy
+    again: bool = False  # it is the second deploy on this node that counts
     limit_s: float = 0  # of a hang: it counts from here
     task: str = WAIT
     disk: bool = False  # a small disk of its own
@@ -240,8 +241,9 @@ class Fault:
 LIMITS = {"sglang_stage_limits": {"import": 240, "weights": 6, "KV pool": 6, "warm-up": 6}}
 HALT = signal.SIGSTOP
 FAULTS = [
-    Fault("unknown flag", flags={"no-such-flag": 1}, task=CHECK),
-    Fault("bad choice of a flag", flags={"attention-backend": "nosuch"}, task=CHECK),
+    Fault("unknown flag, where this engine was never asked for its flags", flags={"no-such-flag": 1}, task=CHECK),
+    Fault("unknown flag", flags={"no-such-flag": 1}, task=CHECK, again=True),
+    Fault("bad choice of a flag", flags={"attention-backend": "nosuch"}, task=CHECK, again=True),
     Fault("impossible number", flags={"max-total-tokens": -5}, task=VALIDATE),
     Fault("model path wrong", spoil("", shutil.rmtree), first=True, task=VALIDATE),
     Fault("no config.json", spoil("config.json", Path.unlink), first=True, task=VALIDATE),
@@ -279,6 +281,8 @@ def made_at_once(fault, fleet, undo):
     if fault.first:
         for server in fleet.servers:
             fault.make(server, undo)
+    if fault.again:
+        fleet.play("deploy", **fault.options)
     caused, threads = {}, []
 
     def cause(server):

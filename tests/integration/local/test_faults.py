@@ -273,7 +273,7 @@ def test_a_stop_of_a_busy_server_is_bounded(taken_over, fleet):
         loads = requests.get(
             f"http://127.0.0.1:{fleet.ports[0]}/v1/loads", headers={"Authorization": f"Bearer {KEY}"}, timeout=10
         )
-        return loads.json()["loads"][0]["num_running_reqs"] >= 4
+        return loads.json()["loads"][0]["num_running_reqs"] > 0
 
     clients = [threading.Thread(target=generate) for _ in range(12)]
     for client in clients:
