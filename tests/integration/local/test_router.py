@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import requests
 from ansible.module_utils import sglang_process
+from helpers import balance
 from helpers.traffic import Clients
 
 from ..conftest import ROOT, free_ports
@@ -169,3 +170,13 @@ def test_stopping_the_fleet_stops_the_router(router):
     assert sglang_process.listeners(router.port) == sglang_process.listeners(router.metrics) == []
     again = router.fleet.run("router", state="stopped")
     assert again.rc == 0 and [again.changed(name) for name in NAMES] == [0, 0], again.stdout
+
+
+def test_a_burst_is_spread_over_all_servers(router):
+    argv = router.state["argv"]
+    flags = ("policy", "balance-abs-threshold", "balance-rel-threshold", "load-monitor-interval")
+    options = {flag: argv[argv.index(f"--{flag}") + 1] for flag in flags}
+    assert options["policy"] == "cache_aware"
+    share, inside = balance.measure(ROOT / ".demo" / "router", options, balance.PROMPTS["unlike each other"], 15)
+    # smg's own settings keep half of them busy, all of them are what an even spread does.
+    assert share > 0.8, (share, inside)
