@@ -40,7 +40,7 @@ class ActionModule(ActionBase):
             answer = self._lock({**arguments, "take_over": holder["run"]}, task_vars)
         if answer.get("failed") and answer.get("cause") == "held":
             raise AnsibleActionFail(refusal(answer["holder"]), result=answer)
-        if answer.get("taken_over"):
+        if answer.get("taken_over") and not self._task.check_mode:
             gone = answer["taken_over"]
             display.display(f"the lock of the fleet was {gone['who']}'s since {gone['since']}, whose run is over: taken over")
         return answer
@@ -60,18 +60,25 @@ def ourselves():
     return {**told, "boot_id": known["boot_id"], "pid_namespace": namespace, "start_ticks": known["start_ticks"]}
 
 
+def seen(holder):
+    """Is the holder a process of the machine, and the namespace, that this controller runs in?"""
+    us = ourselves()
+    return bool(us.get("boot_id")) and all(holder.get(key) == us[key] for key in ("boot_id", "pid_namespace"))
+
+
 def dead(holder):
     """Was the holder a process that this controller can see, and is it gone? A holder elsewhere is not known to be dead."""
-    us = ourselves()
-    if not us.get("boot_id") or any(holder.get(key) != us[key] for key in ("boot_id", "pid_namespace")):
-        return False
-    return _process().alive({key: holder[key] for key in ("pid", "start_ticks", "boot_id")}) is None
+    return seen(holder) and _process().alive({key: holder[key] for key in ("pid", "start_ticks", "boot_id")}) is None
 
 
 def refusal(holder):
     """Who holds it, since when, and what to do, in one sentence."""
+    free = (
+        "its lock is free as soon as that process is gone"
+        if seen(holder)
+        else f"if that run is dead, its lock is free at once for who comes from there, and for others at {holder['until']}"
+    )
     return (
         f"{holder['who']} swaps this fleet since {holder['since']} (pid {holder.get('pid')} on {holder.get('controller')}),"
-        f" so nothing was touched: wait for it; if that run is dead, its lock is free by itself at {holder['until']},"
-        " and -e take_over=true does not wait"
+        f" so nothing was touched: wait for it; {free}, and -e take_over=true does not wait"
     )

@@ -336,11 +336,24 @@ def test_a_second_swap_is_refused_with_who_swaps_and_since_when(fleet, nodes, tm
     with controller(fleet, tmp_path, "node2-gpu1", profile=profile, settle=[GOES_ON]):
         held = until(lambda: begun(nodes[1]) and read(nodes[0], "run/swap.lock.json"))
         states_before = states(nodes[2:])
-        second = fleet.run("swap", "--limit node_node4", profile="mtp")
-    assert second.rc != 0 and states(nodes[2:]) == states_before
-    said = next(iter(second.tasks["Hold the lock of the fleet"].values()))["msg"]
-    assert f"{held['who']} swaps this fleet since {held['since']}" in said and "so nothing was touched" in said
-    assert "-e take_over=true" in said
+        # Of a server that serves, and of the one that the first has out: that it is starting is no reason.
+        second = fleet.run("swap", "--limit node_node4,node2-gpu1", profile="mtp")
+        others = [
+            fleet.run("deploy", "--limit node4-gpu0", profile=another(states_before["node4", 0]), replace=True),
+            fleet.run("stop", "--limit node4-gpu0"),
+            fleet.run("benchmark", "--limit node4-gpu0"),
+        ]
+        shown = fleet.run("deploy", "--limit node4-gpu0 --check", profile=another(states_before["node4", 0]), replace=True)
+        idle = fleet.run("deploy", "--limit node4-gpu0", profile=states_before["node4", 0]["profile"])
+        after = states(nodes[2:])
+    for refused in (second, *others):
+        assert refused.rc != 0
+        said = next(iter(refused.tasks["Refuse to touch what is being swapped"].values()))["msg"]
+        assert f"{held['who']} swaps this fleet since {held['since']}" in said and "so nothing was touched" in said
+        assert "-e take_over=true" in said
+    assert shown.rc == 0 and f"{held['who']} swaps this fleet" in shown.stdout, "warned of, and not refused"
+    assert idle.rc == 0, "what changes nothing needs no lock"
+    assert after == states_before
 
     # A holder on a controller that nobody can look at is believed, until someone says otherwise.
     lock = {**held, "pid_namespace": "pid:[1]"}

@@ -28,9 +28,9 @@ def plugin(load, root, monkeypatch):
 def run(plugin, monkeypatch):
     """Run the action on a module that answers so, one answer a call; the result and the module's arguments."""
 
-    def _run(*answers, **args):
+    def _run(*answers, check=False, **args):
         action = plugin.ActionModule.__new__(plugin.ActionModule)
-        action._task = SimpleNamespace(args={"root": "/r", "holder": {"run": "r1", "who": "alice"}, **args}, check_mode=False)
+        action._task = SimpleNamespace(args={"root": "/r", "holder": {"run": "r1", "who": "alice"}, **args}, check_mode=check)
         asked, rest = [], iter(answers)
 
         def execute(module_name, module_args, task_vars):
@@ -71,6 +71,9 @@ def test_a_holder_of_this_machine_that_is_gone_is_put_aside_and_told(run, plugin
     result, asked = run(held(holder), TAKEN)
     assert result is TAKEN and [args.get("take_over") for args in asked] == [None, "r0"]
     assert plugin.shown == ["the lock of the fleet was bob's since noon, whose run is over: taken over"]
+    plugin.shown.clear()
+    run(held(holder), TAKEN, check=True)
+    assert plugin.shown == [], "who only looks takes nothing over"
 
 
 @pytest.mark.parametrize("elsewhere", [{"boot_id": "another"}, {"pid_namespace": "pid:[1]"}])
@@ -80,7 +83,13 @@ def test_a_holder_elsewhere_is_believed_and_refused_in_one_sentence(run, plugin,
         run(held(holder))
     text = str(refused.value)
     assert text.startswith("bob swaps this fleet since noon (pid 1 on desk), so nothing was touched: ")
-    assert "free by itself at one" in text and "-e take_over=true" in text
+    assert "free at once for who comes from there, and for others at one, and -e take_over=true does not wait" in text
+
+
+def test_a_holder_that_runs_here_holds_no_longer_than_it_runs(run, plugin):
+    with pytest.raises(AnsibleActionFail) as refused:
+        run(held(plugin.ourselves()))
+    assert "wait for it; its lock is free as soon as that process is gone, and -e take_over=true" in str(refused.value)
 
 
 def test_another_failure_is_passed_on(run):
