@@ -183,6 +183,10 @@ bundle:
   description: The support bundle that was kept, on the node; null when none was.
   returned: for stopped and restored
   type: str
+untouched:
+  description: Whether the very boot that ran before the swap runs still. False also where someone else had started it again.
+  returned: for restored
+  type: bool
 elapsed:
   description: Seconds that stopping took, until the last process was gone and its GPU memory back.
   returned: for stopped
@@ -237,6 +241,7 @@ class Server(Managed):
             "script_path": before["script"],
             "previous": before["previous"],
             "run": before.get("launched_in") or "",
+            "launched_at": before.get("launched_at"),
             "replace": True,
         }
 
@@ -390,6 +395,7 @@ def ensure_started(module, server):
         write_state(server.paths.state, {**server.state, "launching": False})
     if params["state"] == "restored":
         # Of the boot that was no good; where it was never begun there is none to tell of.
+        result["untouched"] = same and server.state.get("launched_at") == params["launched_at"]
         failed = not same and server.state.get("launch_sha256") != server.launch_sha256
         result["bundle"] = keep_bundle(server) if failed and params["keep_bundle"] else None
     if not same:

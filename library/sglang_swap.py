@@ -120,13 +120,19 @@ last_run:
   description: Name of the run that made the last change.
   returned: always
   type: str
+out:
+  description: Seconds since the server went out for the open swap, also if that was in a run that was cut. 0 without one.
+  returned: always
+  type: float
 swap:
-  description: The open swap, with C(run), C(who), C(begun_at), C(from), C(to) and what was noted; null when none is open.
+  description: The open swap, with C(run), C(who), C(begun_at) (of the first run that began it), C(taken_up_at),
+    C(from), C(to) and what was noted; null when none is open.
   returned: always
   type: dict
 """
 
 import os
+import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_process import alive
@@ -158,6 +164,11 @@ def is_open(swap):
     return bool(swap) and swap.get("outcome") in (None, "lost", "unrouted")
 
 
+def taken_at(swap):
+    """Since when it is in the hands of the run that has it."""
+    return swap.get("taken_up_at") or swap.get("begun_at")
+
+
 def told(paths):
     """What every exit tells."""
     state, swap = read_state(paths.state), read_state(paths.swap)
@@ -165,6 +176,7 @@ def told(paths):
     unfinished = is_open(swap)
     before = swap.get("before") if unfinished else boot_of(state)
     shown = {key: value for key, value in swap.items() if key not in ("before", "schema")} if unfinished else None
+    out = time.time() - swap["out_epoch"] if unfinished and swap.get("out_epoch") else 0
     running = {key: state.get(key) for key in ("profile", "launch_sha256", "ready_at", "launched_in")}
     return {
         "before": {key: value for key, value in before.items() if key != "secrets"} if before else None,
@@ -172,6 +184,7 @@ def told(paths):
         "previous": state.get("previous"),
         "last_run": state.get("launched_in") or "",
         "swap": shown,
+        "out": round(max(out, 0), 1),
     }
 
 
@@ -180,7 +193,7 @@ def begin(module, paths):
     params, state, swap = module.params, read_state(paths.state), read_state(paths.swap)
     there = swap.get("run", "") if is_open(swap) else ""
     if there != params["seen"]:
-        since = f"{swap.get('who')} began one at {swap.get('begun_at')}" if there else "the one that was seen has ended"
+        since = f"{swap.get('who')} began one at {taken_at(swap)}" if there else "the one that was seen has ended"
         module.fail_json(
             msg=f"{params['name']}: another swap of this server is under way, {since}: nothing was stopped; look at status.yml"
         )
@@ -200,7 +213,9 @@ def begin(module, paths):
             "name": params["name"],
             "run": params["run"],
             "who": params["who"],
-            "begun_at": utc_now(),
+            "begun_at": swap["begun_at"] if is_open(swap) else utc_now(),
+            "taken_up_at": utc_now() if is_open(swap) else None,
+            "out_epoch": out_since(swap, state),
             "from": described(before["profile"], before["port"], before["record"]),
             "to": {
                 **described(wanted.get("profile"), wanted.get("port"), wanted.get("record")),
@@ -211,6 +226,13 @@ def begin(module, paths):
             "outcome": None,
         },
     )
+
+
+def out_since(swap, state):
+    """When the server went out, in seconds of this node: of a swap that was cut, at its begin, if it stopped anything."""
+    if not is_open(swap) or state.get("launched_at") == swap["before"].get("launched_at") and alive(state.get("identity")):
+        return time.time()
+    return swap.get("out_epoch") or time.time()
 
 
 def end(module, paths, swap):
@@ -264,7 +286,7 @@ def main():
                 begin(module, paths)
             elif not is_open(swap) or swap.get("run") != params["run"]:
                 module.fail_json(
-                    msg=f"{params['name']}: its swap was taken over by {swap.get('who')} at {swap.get('begun_at')}: look there"
+                    msg=f"{params['name']}: its swap was taken over by {swap.get('who')} at {taken_at(swap)}: look there"
                 )
             elif params["state"] == "noted":
                 write_state(paths.swap, {**swap, **params["note"]})

@@ -277,24 +277,44 @@ def remove_old_logs(paths):
 
 
 def previous(managed):
-    """What ran before with other flags. What died and is started anew, or put back, forgets nothing of it."""
+    """What served before with other flags. What died and is started anew, or put back, forgets nothing of it."""
     if "previous" in managed.params:
         return managed.params["previous"]
     if managed.state.get("launch_sha256") == managed.launch_sha256:
         return managed.state.get("previous")
-    return boot_of(managed.state)
+    boot = last_proven(managed)
+    return boot.get("previous") if boot and boot.get("launch_sha256") == managed.launch_sha256 else boot
 
 
-def swapping(managed):
-    """Is a swap of this server under way? It tells the history of this server by itself."""
+def last_proven(managed):
+    """The newest boot that became ready, or None. What never did is nothing to go back to."""
+    state, swap = managed.state, open_swap(managed)
+    if swap:
+        return {key: value for key, value in swap["before"].items() if key != "secrets"}
+    return boot_of(state) if state.get("ready_at") or state.get("served") else state.get("previous")
+
+
+def served(managed):
+    """Is what is launched now known to have become ready before, in another boot of this server?"""
+    state = managed.state
+    if state.get("launch_sha256") == managed.launch_sha256:
+        return bool(state.get("ready_at") or state.get("served"))
+    return "previous" in managed.params or (state.get("previous") or {}).get("launch_sha256") == managed.launch_sha256
+
+
+def open_swap(managed):
+    """The record of a swap of this server that has no outcome yet; empty without one."""
     swap = read_state(managed.paths.swap)
-    return bool(swap) and not swap.get("outcome")
+    return {} if swap.get("outcome") else swap
 
 
 def tell(managed, what, **told):
-    """Add to the history on the node, unless a swap does."""
+    """Add to the history on the node, unless it is a step of a swap: that tells the history by itself."""
     params = managed.params
-    if not swapping(managed):
+    swap = open_swap(managed)
+    run = params.get("run") or swap.get("run")
+    # What puts back runs under the name of the run that it puts back.
+    if not swap or (params["state"] != "restored" and run != swap.get("run")):
         remember(managed.paths, server=managed.name, what=what, who=params["who"], run=params.get("run") or "", **told)
 
 
@@ -347,6 +367,7 @@ def launch(managed, settled, seconds):
         "temporary": environment["TMPDIR"],
         # Files that are no work of this boot, so that what it leaves is known even when nobody watched it.
         "shared_memory_before": sorted(shared_memory_files()),
+        "served": served(managed),
         "previous": previous(managed),
     }
     try:

@@ -22,7 +22,7 @@ from types import SimpleNamespace
 import pytest
 from ansible.module_utils import sglang_managed, sglang_process
 from ansible.module_utils.sglang_process import identity, members, read_stat
-from ansible.module_utils.sglang_state import Paths, lock, read_state, write_state
+from ansible.module_utils.sglang_state import Paths, boot_of, lock, read_state, utc_now, write_state
 
 LISTEN = """
 import socket, sys, time
@@ -74,6 +74,10 @@ class Fleet:
             "who": "alice@laptop",
             **more,
         }
+
+    def ready(self):
+        """As module sglang_wait notes it."""
+        write_state(self.paths.state, {**self.state, "ready_at": utc_now()})
 
     def stop_args(self, **more):
         return {
@@ -291,6 +295,7 @@ def test_a_key_alone_makes_a_difference(module, fleet, call):
 
 def test_replace_stops_and_starts(module, fleet, call):
     first = call(module, fleet.args())
+    fleet.ready()
     args = fleet.args("--enable-metrics", replace=True, profile="other", stop_timeout=5)
     foretold = call(module, args, check=True, diff=True)
     assert foretold["changed"] is True
@@ -306,6 +311,7 @@ def test_replace_stops_and_starts(module, fleet, call):
 
 def test_what_ran_is_kept_whole_and_a_restart_of_the_same_forgets_nothing(module, fleet, call):
     call(module, fleet.args(run="r1"))
+    fleet.ready()
     args = fleet.args("--enable-metrics", replace=True, profile="other", stop_timeout=5, run="r2")
     assert call(module, args)["rc"] == 0
     kept = fleet.state["previous"]
@@ -322,6 +328,36 @@ def test_what_ran_is_kept_whole_and_a_restart_of_the_same_forgets_nothing(module
     assert fleet.state["previous"] == kept, "it died and was started anew: still nomtp ran before"
 
 
+def test_what_never_served_is_nothing_to_go_back_to(module, fleet, call):
+    good, bad = fleet.args(stop_timeout=5), fleet.args("--enable-metrics", replace=True, profile="bad", stop_timeout=5)
+    third = fleet.args("--enable-cache-report", replace=True, profile="third", stop_timeout=5)
+
+    def launched(args, ready=False):
+        assert call(module, {**args, "replace": True})["changed"] is True
+        if ready:
+            fleet.ready()
+        return (fleet.state["previous"] or {}).get("profile")
+
+    assert launched(good, ready=True) is None
+    assert launched(bad) == "nomtp"
+    assert launched(good) is None, "back at nomtp: nothing else ever served"
+    assert launched(third, ready=True) == "nomtp", "it served once, if not in its last boot"
+    assert launched(bad) == "third"
+    assert launched(good, ready=True) == "third"
+    assert launched(bad) == "nomtp"
+    assert launched(third) == "nomtp"
+
+
+def test_what_a_cut_swap_brought_is_nothing_to_go_back_to(module, fleet, call):
+    call(module, fleet.args())
+    swap = {"run": "r2", "outcome": None, "before": {**boot_of(fleet.state), "secrets": {"api-key": KEY}}}
+    write_state(fleet.paths.swap, swap)
+    call(module, fleet.args("--enable-metrics", replace=True, profile="cut", stop_timeout=5, run="r2"))
+    assert fleet.state["previous"]["profile"] == "nomtp"
+    call(module, fleet.args("--enable-cache-report", replace=True, profile="third", stop_timeout=5, run="r3"))
+    assert fleet.state["previous"]["profile"] == "nomtp" and KEY not in Path(fleet.paths.state).read_text()
+
+
 def test_what_a_swap_kept_is_restored_with_its_keys_and_its_script(module, load, fleet, call):
     swap = load("library", "sglang_swap")
     base = {"name": "n-gpu0", "slug": "sglang_gpu0", "root": str(fleet.root), "run": "r2", "who": "alice@laptop"}
@@ -334,10 +370,14 @@ def test_what_a_swap_kept_is_restored_with_its_keys_and_its_script(module, load,
     assert begun["rc"] == 0, begun
     same = call(module, fleet.stop_args(state="restored", keep_bundle=True))
     assert (same["changed"], same["pid"], same["bundle"]) == (False, first["pid"], None), "nothing was stopped yet"
+    assert same["untouched"] is True
+    write_state(fleet.paths.state, {**fleet.state, "launched_at": "2026-01-01T00:00:00Z"})
+    other = call(module, fleet.stop_args(state="restored"))
+    assert (other["changed"], other["untouched"]) == (False, False), "the same flags, and someone else's boot"
     assert call(module, bad)["changed"] is True
     assert Path(bad["script_path"]).read_text() == bad["script"]
     back = call(module, fleet.stop_args(state="restored", stop_timeout=5, keep_bundle=True, because="too slow"))
-    assert back["rc"] == 0 and back["changed"] is True and KEY not in json.dumps(back)
+    assert back["rc"] == 0 and back["changed"] is True and back["untouched"] is False and KEY not in json.dumps(back)
     with tarfile.open(back["bundle"]) as bundle:
         (verdict,) = (bundle.extractfile(name).read() for name in bundle.getnames() if name.endswith("/verdict.txt"))
         (launch,) = (json.load(bundle.extractfile(name)) for name in bundle.getnames() if name.endswith("/launch.json"))
@@ -356,8 +396,13 @@ def test_starts_and_stops_are_remembered_and_those_of_a_swap_are_its_own(module,
     assert [(line["what"], line["who"]) for line in lines] == [("started", "alice@laptop"), ("stopped", "bob@desk")]
     assert (lines[0]["after"], lines[0]["run"], lines[1]["before"], lines[1]["why"]) == ("nomtp", "r1", "nomtp", "tired")
     write_state(fleet.paths.swap, {"run": "r2", "outcome": None, "before": {"profile": "nomtp"}})
-    call(module, fleet.args())
+    call(module, fleet.args(run="r2"))
+    call(module, fleet.stop_args(run="r2", stop_timeout=5))
     assert len(Path(fleet.paths.history).read_text().splitlines()) == 2
+    call(module, fleet.args(run="r3"))
+    call(module, fleet.stop_args(run="r4", stop_timeout=5))
+    lines = [json.loads(line) for line in Path(fleet.paths.history).read_text().splitlines()[2:]]
+    assert [(line["what"], line["run"]) for line in lines] == [("started", "r3"), ("stopped", "r4")], "no step of that swap"
 
 
 def test_a_script_that_changed_alone_is_written_without_a_restart(module, fleet, call):

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
+from ansible.module_utils.sglang_process import identity
 from ansible.module_utils.sglang_state import Paths, read_state, write_atomic, write_state
 
 KEY = "s3cret-of-the-tests"
@@ -107,6 +109,28 @@ def test_a_swap_that_someone_began_meanwhile_is_not_taken_up(module, server, cal
     assert server.swap["run"] == "r1"
     ended = call(module, {**server.args("ended", outcome="swapped"), "run": "r2"})
     assert "its swap was taken over by alice@laptop" in ended["msg"]
+
+
+def test_a_swap_that_is_taken_up_began_and_went_out_when_the_first_did(module, server, call):
+    assert call(module, server.begin())["out"] < 60
+    hour_ago = {"begun_at": "2026-01-01T00:00:00Z", "out_epoch": time.time() - 3600}
+    write_state(server.paths.swap, {**server.swap, **hour_ago})
+    server.runs("mtp", launched_at="2026-01-01T00:00:09Z")
+    answer = call(module, {**server.begin(seen="r1"), "run": "r2"})
+    assert 3600 <= answer["out"] < 3700
+    assert (server.swap["begun_at"], server.swap["run"]) == (hour_ago["begun_at"], "r2") and server.swap["taken_up_at"]
+    other = call(module, {**server.begin(), "run": "r3", "who": "bob@desk"})
+    assert f"alice@laptop began one at {server.swap['taken_up_at']}" in other["msg"]
+    call(module, {**server.args("ended", outcome="swapped"), "run": "r2"})
+    assert server.history[0]["begun_at"] == hour_ago["begun_at"]
+
+
+def test_what_was_never_stopped_was_never_out(module, server, call):
+    runs = {"launched_at": "2026-01-01T00:00:00Z", "identity": identity(os.getpid())}
+    server.runs("nomtp", log="l", launched_epoch=0, launched_boot_seconds=0, **runs)
+    call(module, server.begin())
+    write_state(server.paths.swap, {**server.swap, "out_epoch": time.time() - 3600})
+    assert call(module, {**server.begin(seen="r1"), "run": "r2"})["out"] < 60
 
 
 @pytest.mark.parametrize("outcome", ["swapped", "reverted", "kept"])
