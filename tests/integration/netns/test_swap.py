@@ -314,6 +314,15 @@ def test_another_engine_model_and_port_are_a_swap_and_go_back(fleet, nodes, tmp_
     changed = {"gpus": [3], "port": 31999, "model": "other"}
     kept = {key: value for key, value in written[node.name].items() if key != "gpus"} | {"sglang_engine_venv": str(other)}
     fleet.write({**written, node.name: {**kept, "servers": [*({"gpus": [gpu]} for gpu in range(3)), changed]}})
+    for serial in ("0", "1,12.5%"):
+        refused = fleet.run("swap", f"--limit {server}", profile=before["profile"], sglang_swap_serial=serial)
+        (said,) = {answer["msg"] for answer in refused.tasks["Refuse batches that are none"].values()}
+        assert refused.rc != 0 and said.startswith(f"sglang_swap_serial is {serial.replace(',', ', ')}: expected servers at a")
+    shown = fleet.run("swap", f"--limit {server} --check", profile=before["profile"])
+    assert shown.rc == 0, shown.stdout
+    (closing,) = (answer["msg"] for answer in shown.tasks["Tell that nothing came of it"].values())
+    assert closing.startswith(f"nothing was changed; without --check:\n{server}:\n") and "-> 31999" in closing
+    assert read(node, "run/sglang_gpu3.json") == before
     swapped = fleet.run("swap", f"--limit {server}", profile=before["profile"], settle=[0])
     assert swapped.rc == 0, swapped.stdout
     told = next(iter(swapped.tasks["Tell what will change"].values()))["msg"]
@@ -333,7 +342,7 @@ def test_another_engine_model_and_port_are_a_swap_and_go_back(fleet, nodes, tmp_
 
 def test_a_second_swap_is_refused_with_who_swaps_and_since_when(fleet, nodes, tmp_path):
     profile = another(read(nodes[1], "run/sglang_gpu1.json"))
-    with controller(fleet, tmp_path, "node2-gpu1", profile=profile, settle=[GOES_ON]):
+    with controller(fleet, tmp_path, "node2-gpu1", profile=profile, settle=[4 * GOES_ON]):
         held = until(lambda: begun(nodes[1]) and read(nodes[0], "run/swap.lock.json"))
         states_before = states(nodes[2:])
         # Of a server that serves, and of the one that the first has out: that it is starting is no reason.
@@ -341,7 +350,6 @@ def test_a_second_swap_is_refused_with_who_swaps_and_since_when(fleet, nodes, tm
         others = [
             fleet.run("deploy", "--limit node4-gpu0", profile=another(states_before["node4", 0]), replace=True),
             fleet.run("stop", "--limit node4-gpu0"),
-            fleet.run("benchmark", "--limit node4-gpu0"),
         ]
         shown = fleet.run("deploy", "--limit node4-gpu0 --check", profile=another(states_before["node4", 0]), replace=True)
         idle = fleet.run("deploy", "--limit node4-gpu0", profile=states_before["node4", 0]["profile"])
