@@ -40,9 +40,10 @@ class ActionModule(ActionBase):
             answer = self._lock({**arguments, "take_over": holder["run"]}, task_vars)
         if answer.get("failed") and answer.get("cause") == "held":
             raise AnsibleActionFail(refusal(answer["holder"]), result=answer)
-        if answer.get("taken_over"):
+        if answer.get("taken_over") and not self._task.check_mode:
             gone = answer["taken_over"]
-            display.display(f"the lock of the fleet was {gone['who']}'s since {gone['since']}, whose run is over: taken over")
+            told = "the lock of the fleet" if given.get("name", "swap") == "swap" else f"the lock {given['name']}"
+            display.display(f"{told} was {gone['who']}'s since {gone['since']}, whose run is over: taken over")
         return answer
 
     def _lock(self, arguments, task_vars):
@@ -71,7 +72,7 @@ def dead(holder):
 def refusal(holder):
     """Who holds it, since when, and what to do, in one sentence."""
     return (
-        f"{holder['who']} swaps this fleet since {holder['since']} (pid {holder.get('pid')} on {holder.get('controller')}),"
+        f"{holder['who']} {holder.get('doing') or 'swaps this fleet'} since {holder['since']} (pid {holder.get('pid')} on {holder.get('controller')}),"
         f" so nothing was touched: wait for it; if that run is dead, its lock is free by itself at {holder['until']},"
         " and -e take_over=true does not wait"
     )

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import threading
@@ -13,6 +14,7 @@ import threading
 import pytest
 import requests
 import yaml
+from ansible.module_utils import sglang_process
 
 from ..conftest import Fleet, free_ports
 
@@ -60,6 +62,14 @@ def fleet(engine, tmp_path_factory):
     yield fleet
     stopped = fleet.run("stop", sglang_stop_timeout=5)
     assert stopped.rc == 0, stopped.stdout
+
+
+def holder(alive=True):
+    """Who holds a lock: this very process, or one that it could see and that is gone."""
+    told = {"schema": 1, "run": "r0", "who": "bob@desk", "since": "noon", "until": "one", "until_epoch": 2**40}
+    told |= {"controller": "desk", "pid_namespace": os.readlink("/proc/self/ns/pid"), **sglang_process.identity(os.getpid())}
+    told["doing"] = f"compares profiles on {SERVER}"
+    return told if alive else {**told, "start_ticks": told["start_ticks"] - 1}
 
 
 def compare(fleet, **options):
@@ -206,9 +216,15 @@ def test_a_run_that_was_cut_is_gone_on_with(fleet, compared):
             path.unlink()
     kept = {path.name: path.read_bytes() for path in home.glob("*.json")}
     before = runs_now(fleet)
+    # Its lock too, whose holder is gone.
+    lock = fleet.root / "run/sglang_cpu0.compare.lock.json"
+    lock.write_text(json.dumps(holder(alive=False)))
     again = compare(fleet)
     assert again.rc == 0, again.stdout
+    assert not lock.exists()
     new = [one for one in records(fleet, "measured") if one["at"] > lost[-1]["at"]]
+    # Narrow ran, and was started anew all the same: what is measured is a boot of its own.
+    assert runs_now(fleet)[3] == new[0]["boot"]["launched_at"] > before[3]
     assert [(one["profile"], one["repeat"]) for one in new] == [("narrow", 1)]
     assert len({one["series"] for one in records(fleet, "measured")}) == 1
     assert runs_now(fleet)[:3] == before[:3]
@@ -226,6 +242,22 @@ def test_the_report_is_made_again_from_records(fleet, compared, tmp_path):
     assert made.rc == 0, made.stdout
     page = (tmp_path / "again.html").read_text()
     assert "narrow" in page and "broken did not start" in page and page.count("<svg") >= 4
+
+
+@pytest.mark.parametrize("playbook", ["compare", "deploy", "swap", "benchmark", "stop"])
+def test_a_server_whose_profiles_are_compared_is_left_to_that(fleet, compared, playbook):
+    lock = fleet.root / "run/sglang_cpu0.compare.lock.json"
+    lock.write_text(json.dumps(holder()))
+    before = runs_now(fleet)
+    try:
+        options = {"profiles": ["narrow", "wide"]} if playbook == "compare" else {}
+        result = fleet.run(playbook, cmdline=f"--limit {SERVER}", **options)
+    finally:
+        held = lock.exists()
+        lock.unlink(missing_ok=True)
+    assert result.rc != 0 and held
+    assert f"bob@desk compares profiles on {SERVER} since noon" in re.sub(r"\s+", " ", result.stdout)
+    assert runs_now(fleet) == before
 
 
 @pytest.mark.parametrize(
