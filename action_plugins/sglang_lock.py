@@ -72,7 +72,7 @@ def dead(holder):
 def refusal(holder):
     """Who holds it, since when, and what to do, in one sentence."""
     return (
-        f"{holder['who']} {holder.get('doing') or 'swaps this fleet'} since {holder['since']} (pid {holder.get('pid')} on {holder.get('controller')}),"
-        f" so nothing was touched: wait for it; if that run is dead, its lock is free by itself at {holder['until']},"
-        " and -e take_over=true does not wait"
+        f"{holder['who']} {holder.get('doing') or 'swaps this fleet'} since {holder['since']}"
+        f" (pid {holder.get('pid')} on {holder.get('controller')}), so nothing was touched: wait for it;"
+        f" if that run is dead, its lock is free by itself at {holder['until']}, and -e take_over=true does not wait"
     )

@@ -31,8 +31,8 @@ options:
     default: held
   holder:
     description:
-      - Who we are, C(run), C(who), C(controller), C(boot_id), C(pid_namespace), C(pid) and C(start_ticks). C(doing) tells others
-        what it is held for, such as V(compares profiles on node1-gpu0).
+      - Who we are, C(run), C(who), C(controller), C(boot_id), C(pid_namespace), C(pid) and C(start_ticks). C(doing) tells
+        others what it is held for, such as V(compares profiles on node1-gpu0).
     type: dict
     default: {}
   silence:

@@ -96,7 +96,7 @@ def test_a_profile_that_dies_as_it_starts_is_kept_and_told(fleet):
 def test_a_server_that_a_swap_has_is_refused(fleet):
     swap = fleet.root / "run/sglang_gpu1.swap.json"
     swap.parent.mkdir(parents=True, exist_ok=True)
-    begun = {"schema": 1, "run": "r0", "who": "bob@desk", "begun_at": "noon", "from": {}, "to": {"profile": "mtp"}, "before": {}}
+    begun = {"schema": 1, "run": "r0", "who": "bob@desk", "begun_at": "noon", "to": {"profile": "mtp"}, "before": {}}
     swap.write_text(json.dumps(begun))
     asked = {"cmdline": "--check --limit here-gpu1", "profiles": ["nomtp", "mtp"]}
     refused = fleet.run("compare", **asked)
