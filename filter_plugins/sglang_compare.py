@@ -290,8 +290,11 @@ def _winner(figures, before):
     winner = before if before in drawn else drawn[0]
     others = {name: figure for name, figure in figures.items() if name != winner}
     second = max(sorted(others), key=lambda name: others[name]["median"])
-    repeated = all(figure["runs"] > 1 for figure in figures.values())
-    clear = figures[winner]["min"] > max(figure["max"] for figure in others.values()) if repeated else None
+    mine = figures[winner]
+    # One run has no range, but it can lie in that of another.
+    overlaps = [figure["max"] >= mine["min"] for figure in others.values() if max(figure["runs"], mine["runs"]) > 1]
+    repeated = min(mine["runs"], figures[second]["runs"]) > 1
+    clear = False if any(overlaps) else True if repeated else None
     ahead = figures[winner]["median"] / others[second]["median"] - 1
     return {"profile": winner, "second": second, "ahead": round(ahead, 4), "clear": clear}
 
@@ -357,8 +360,10 @@ def _told(winners, segments, crossings):
     close = [str(winner["concurrency"]) for winner in winners if winner["clear"] is False]
     if close:
         text += f"; within the spread of the repeats at {', '.join(close)}"
-    if any(winner["clear"] is None for winner in winners):
-        text += "; single runs, so the spread is not known"
+    single = [str(winner["concurrency"]) for winner in winners if winner["clear"] is None]
+    if single:
+        where = "" if len(single) == len(winners) else f" at {', '.join(single)}"
+        text += f"; single runs{where}, so the spread is not known"
     return text
 
 

@@ -257,6 +257,19 @@ def test_single_runs_have_no_spread():
     assert told["text"].endswith("; single runs, so the spread is not known")
 
 
+def test_a_third_that_was_measured_once_hides_no_spread():
+    two = {"a": line(c1=100, c4=100), "b": line(c1=99.5, c4=10)}
+    third = [{"concurrency": at, "tok_s": figure(5.0)} for at in (1, 4)]
+    told = crossover({**two, "c": third})
+    assert [winner["clear"] for winner in told["winners"]] == [False, True]
+    assert told["text"].endswith("; within the spread of the repeats at 1")
+    # One run that lies in the range of the winner is within the spread too; one that does not tells nothing.
+    once = [{"concurrency": 1, "tok_s": figure(99.5)}, {"concurrency": 4, "tok_s": figure(10.0)}]
+    told = crossover({"a": two["a"], "b": once})
+    assert [winner["clear"] for winner in told["winners"]] == [False, None]
+    assert told["text"].endswith("at 1; single runs at 4, so the spread is not known")
+
+
 def test_without_two_profiles_there_is_nothing_to_compare():
     assert crossover({"a": line(c1=1), "b": line(c4=1)})["text"] == "nothing to compare: only a, b was measured"
     assert crossover({})["winners"] == []
