@@ -154,12 +154,13 @@ def todo(folder, server, launches, workloads, concurrencies, repeats, release, m
         for run in record["runs"]
         if not run["failed"]
     }
-    turns = []
+    turns, measured_already = [], 0
     for repeat in range(1, repeats + 1):
         for profile, launch in launches.items():
             left = []
             for workload in workloads:
                 missing = [at for at in concurrencies if (profile, launch, workload["id"], repeat, at) not in have]
+                measured_already += len(concurrencies) - len(missing)
                 if missing:
                     left.append({"workload": workload, "concurrencies": missing})
             if left:
@@ -172,7 +173,7 @@ def todo(folder, server, launches, workloads, concurrencies, repeats, release, m
     return {
         "series": series,
         "turns": turns,
-        "measured_already": len(have),
+        "measured_already": measured_already,
         "before": _before(records, runs_now, launches),
     }
 
@@ -240,14 +241,15 @@ def _of_server(folder, server):
     return found
 
 
-def report(folders, servers, out, required=False):
+def report(folders, servers, out, required=False, profiles=None):
     """The comparisons of some servers as data and text, and as a page where matplotlib is there to draw it."""
     records = [record for folder in dict.fromkeys(folders) for server in servers for record in _of_server(folder, server)]
-    comparisons = filter_loader.get("sglang_comparisons").j2_function(records)
+    comparisons = filter_loader.get("sglang_comparisons").j2_function(records, profiles)
     text = filter_loader.get("sglang_compare_report").j2_function(comparisons)
     if not comparisons:
         if required:
-            raise AnsibleActionFail(f"nothing was measured yet on {', '.join(servers)}: compare.yml measures profiles")
+            of = f" of {', '.join(profiles)}" if profiles else ""
+            raise AnsibleActionFail(f"nothing was measured yet{of} on {', '.join(servers)}: compare.yml measures profiles")
         return {"comparisons": [], "text": text, "page": None}
     made_at = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %z")
     try:

@@ -234,12 +234,19 @@ def _curve(profile):
     return [{"concurrency": cell["concurrency"], "tok_s": cell["output_tok_s"]} for cell in profile["cells"] if cell["runs"]]
 
 
-def comparisons(records):
+def comparisons(records, profiles=None):
     """All comparisons that ``records`` hold: one for each workload, model, release and kind of GPU, newest series only.
 
-    A profile whose flags were changed within a series counts as of its newest flags.
+    A profile whose flags were changed within a series counts as of its newest flags. ``profiles``: names of those that are
+    wanted, all of them without.
     """
-    records = [record for record in _records(records, "sglang_comparisons") if record["kind"] in ("measured", "refused")]
+    if isinstance(profiles, str):
+        raise AnsibleTypeError(f"sglang_comparisons: profiles is {profiles!r}: expected a list of names")
+    records = [
+        record
+        for record in _records(records, "sglang_comparisons")
+        if record["kind"] in ("measured", "refused") and (not profiles or record["profile"] in profiles)
+    ]
     sets = {}
     for record in sorted(records, key=lambda record: record["at"]):
         if record["kind"] == "measured":

@@ -160,7 +160,8 @@ def test_what_is_measured_is_not_measured_again(todo, keep):
         ("mtp", 2, [1, 4]),
     ]
     assert (answer["series"], answer["measured_already"]) == ("2026-11-29T10:00:00.000Z", 4)
-    assert todo(repeats=1, launches={"nomtp": "nomtp-launch"})["turns"] == []
+    alone = todo(repeats=1, launches={"nomtp": "nomtp-launch"}, concurrencies=[4])
+    assert (alone["turns"], alone["measured_already"]) == ([], 1), "cells of others and other cells are not asked for"
 
 
 @pytest.mark.parametrize(
@@ -286,6 +287,18 @@ def test_without_matplotlib_the_text_stays_and_the_page_says_how(act, keep, tmp_
     assert "pip install -r requirements-report.txt" in act.warned[0]
     with pytest.raises(AnsibleActionFail, match="pip install -r requirements-report.txt"):
         act(**asked, required=True)
+
+
+def test_a_report_has_the_profiles_that_are_asked_for(act, keep, tmp_path):
+    keep(runs=[run(1, 10.0)])
+    keep(profile="mtp", runs=[run(1, 20.0)])
+    asked = {"do": "report", "folders": [str(tmp_path)], "servers": ["node1-gpu0"], "out": str(tmp_path / "r.html")}
+    answer = act(**asked, profiles=["nomtp"], required=True)
+    assert [profile["name"] for profile in answer["comparisons"][0]["profiles"]] == ["nomtp"]
+    assert "mtp*" not in answer["text"]
+    assert len(act(**asked, profiles=[])["comparisons"][0]["profiles"]) == 2
+    with pytest.raises(AnsibleActionFail, match="nothing was measured yet of other on node1-gpu0"):
+        act(**asked, profiles=["other"], required=True)
 
 
 def test_nothing_measured_is_refused_where_a_report_is_wanted(act, tmp_path):

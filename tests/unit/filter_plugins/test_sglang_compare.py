@@ -190,6 +190,16 @@ def test_only_the_newest_series_counts_and_the_newest_flags_in_it():
     assert cell(two, "nomtp", 1)["output_tok_s"]["median"] == 20
 
 
+def test_only_what_is_asked_for_is_shown():
+    records = [*curve("nomtp", {1: 10}), *curve("mtp", {1: 20}), *curve("other", {1: 30}), refused("broken", "no such flag")]
+    (asked,) = comparisons(records, ["nomtp", "mtp"])
+    assert [profile["name"] for profile in asked["profiles"]] == ["nomtp", "mtp"]
+    assert asked["crossover"]["winners"][0]["profile"] == "mtp"
+    assert [profile["name"] for profile in comparisons(records)[0]["profiles"]] == ["nomtp", "mtp", "other", "broken"]
+    with pytest.raises(AnsibleTypeError, match="profiles is 'nomtp': expected a list of names"):
+        comparisons(records, "nomtp")
+
+
 def test_a_profile_that_did_not_start_is_told_and_others_stay():
     late = refused("nomtp", "out of memory", repeat=2, launch_sha256=None, at="2026-11-29T11:00:00.000Z")
     (one,) = comparisons([*curve("nomtp", {1: 10}), refused("mtp", "no such flag"), late])
