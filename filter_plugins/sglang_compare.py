@@ -59,6 +59,7 @@ def _what(record):
     return {
         "workload": f"{workload_text(workload)} ({workload['id']})" if workload else None,
         "model": record["model"],
+        "model files": record["model_path"],
         "release": f"SGLang {record['release']}",
         "GPU": ", ".join(record["gpus"]) or record["device"],
     }
@@ -204,6 +205,12 @@ def compare(records):
         counts = {cell["runs"] for cell in profile["cells"]}
         if len(counts) > 1:
             notes.append(f"{profile['name']} has {min(counts)} to {max(counts)} runs at a concurrency")
+    drivers = {}
+    for record in sorted(measured, key=lambda record: record["at"]):
+        drivers.setdefault(record["driver"], {})[record["profile"]] = None
+    if len(drivers) > 1:
+        under = "; ".join(f"{driver or 'unknown'} ({', '.join(ran)})" for driver, ran in drivers.items())
+        notes.append(f"the driver differs between the runs: {under}")
     first = measured[0]
     curves = {name: curve for name, curve in ((profile["name"], _curve(profile)) for profile in profiles) if curve}
     crossed = crossover(curves)

@@ -125,6 +125,7 @@ def test_one_boot_that_served_two_workloads_counts_once():
     [
         ({"workload": {**WORKLOAD, "id": "ffff", "output_tokens": 512}}, "they differ in workload: short: 128 in, 256 out"),
         ({"model": "another"}, "they differ in model: qwen3.6-27b; another"),
+        ({"model_path": "/srv/b"}, "they differ in model files: /srv/models/Qwen3.6-27B; /srv/b"),
         ({"release": "0.5.23"}, "they differ in release: SGLang 0.5.17; SGLang 0.5.23"),
         ({"gpus": ["NVIDIA L4"]}, "they differ in GPU: NVIDIA H200; NVIDIA L4"),
     ],
@@ -170,12 +171,14 @@ def test_records_fall_apart_by_workload_model_release_and_gpu():
         *curve("nomtp", {1: 10}),
         *curve("nomtp", {1: 10}, workload=other),
         *curve("nomtp", {1: 10}, release="0.5.23"),
+        *curve("nomtp", {1: 10}, model_path="/srv/other", release="0.5.23"),
         *curve("nomtp", {1: 10}, gpus=["NVIDIA L4"], server="node2-gpu0"),
     ]
     found = comparisons(records)
     assert [(one["gpus"], one["release"], one["workload"]["name"]) for one in found] == [
         (["NVIDIA H200"], "0.5.17", "long"),
         (["NVIDIA H200"], "0.5.17", "short"),
+        (["NVIDIA H200"], "0.5.23", "short"),
         (["NVIDIA H200"], "0.5.23", "short"),
         (["NVIDIA L4"], "0.5.17", "short"),
     ]
@@ -213,6 +216,12 @@ def test_a_profile_that_did_not_start_is_told_and_others_stay():
 def test_what_is_uneven_is_noted():
     result = compare([*curve("nomtp", {1: 10}), *curve("mtp", {1: 10}, server="node1-gpu1")])
     assert result["notes"] == ["nomtp was measured on node1-gpu0 only", "mtp was measured on node1-gpu1 only"]
+
+
+def test_a_driver_that_changed_is_noted():
+    result = compare([*curve("nomtp", {1: 10}), *curve("mtp", {1: 10}, driver="590.1", at="2026-11-30T10:00:00.000Z")])
+    assert result["notes"] == ["the driver differs between the runs: 580.95.05 (nomtp); 590.1 (mtp)"]
+    assert result["drivers"] == ["580.95.05", "590.1"]
 
 
 # Speculation
