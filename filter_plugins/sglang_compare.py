@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import math
 import statistics
+import textwrap
 
 from ansible.errors import AnsibleFilterError, AnsibleTypeError
 from ansible.plugins.loader import filter_loader
 
 SCHEMA = 1
+WIDTH = 72
 FIGURES = ("output_tok_s", "total_tok_s", "ttft_ms", "tpot_ms", "ttft_p99_ms", "tpot_p99_ms", "accept_length")
 # What a log tells of memory without a plan beside it: name in a plan, name in the log.
 OBSERVED = {"weights_gib": "weights_gib", "kv_tokens": "kv_tokens", "mamba_slots": "state_slots"}
@@ -108,6 +110,15 @@ def _refuse_unlike(records):
             )
 
 
+def _refuse_no_numbers(runs):
+    for run in runs:
+        figures = {name: run[name] for name in ("output_tok_s", "total_tok_s", "accept_length")}
+        figures |= {f"{name}.{part}": run[name][part] for name in ("ttft_ms", "tpot_ms") for part in ("median", "p99")}
+        for name, value in figures.items():
+            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+                raise AnsibleTypeError(f"{name} of a run at concurrency {run['concurrency']} is {value!r}: expected a number")
+
+
 def _cells(records):
     """One entry a concurrency. A run with failed requests is counted apart and never averaged in."""
     runs = {}
@@ -117,6 +128,7 @@ def _cells(records):
     cells = []
     for concurrency, all_runs in sorted(runs.items()):
         good = [run for run in all_runs if not run["failed"]]
+        _refuse_no_numbers(good)
         values = {
             "output_tok_s": [run["output_tok_s"] for run in good],
             "total_tok_s": [run["total_tok_s"] for run in good],
@@ -323,8 +335,13 @@ def crossover(curves):
     shared = sorted({point for points in curves.values() for point in points})
     shared = [point for point in shared if sum(point in points for points in curves.values()) > 1]
     if not shared:
-        only = ", ".join(sorted(name for name, points in curves.items() if points)) or "no profile"
-        return {"winners": [], "segments": [], "crossings": [], "text": f"nothing to compare: only {only} was measured"}
+        only = sorted(name for name, points in curves.items() if points)
+        text = "nothing to compare: " + (
+            f"{', '.join(only)} have no concurrency in common" if len(only) > 1
+            else f"only {only[0]} was measured" if only
+            else "no profile was measured without a failed request"
+        )  # fmt: skip
+        return {"winners": [], "segments": [], "crossings": [], "text": text}
     winners = []
     for point in shared:
         figures = {name: points[point] for name, points in curves.items() if point in points}
@@ -382,12 +399,11 @@ def _told(winners, segments, crossings):
 
 
 def shown(figure, digits=1):
-    """A figure as text: ``1738.2 (1690.1-1790.0)``; one run has no spread."""
+    """A figure as text: ``1738.2 (1690.1-1790.0)``; one run has no spread, and neither have runs that read alike."""
     if figure is None:
         return None
-    if figure["runs"] < 2:
-        return f"{figure['median']:.{digits}f}"
-    return f"{figure['median']:.{digits}f} ({figure['min']:.{digits}f}-{figure['max']:.{digits}f})"
+    middle, low, high = (f"{figure[key]:.{digits}f}" for key in ("median", "min", "max"))
+    return middle if figure["runs"] < 2 or low == high else f"{middle} ({low}-{high})"
 
 
 def marked(profile):
@@ -401,8 +417,13 @@ def title(comparison):
     return f"{comparison['model']}, SGLang {comparison['release']}, {on}; {workload_text(comparison['workload'])}"
 
 
+def _wrapped(text):
+    """Lines of the house's width. A word that is longer, such as a path, stays whole."""
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
 def report(found):
-    """Comparisons (filter sglang_comparisons) as tables of at most 72 columns."""
+    """Comparisons (filter sglang_comparisons) as tables and lines of at most 72 columns."""
     if not isinstance(found, list):
         raise AnsibleTypeError(f"sglang_compare_report needs a list of comparisons, got {type(found).__name__}")
     table = filter_loader.get("sglang_table").j2_function
@@ -417,7 +438,7 @@ def report(found):
                 delay.append([*at, shown(cell["ttft_ms"]), shown(cell["tpot_ms"], 2), runs])
             if profile["ready_s"]:
                 start.append([marked(profile), shown(profile["ready_s"]), shown(profile["cap"], 0), profile["boots"]])
-        parts.append(f"{title(one)}\n{one['crossover']['text']}")
+        parts.append("\n".join(map(_wrapped, (title(one), one["crossover"]["text"]))))
         parts.append("Median (least-most) of the runs\n" + table(speed, ["profile", "at once", "tok/s", "accepted", "runs"]))
         parts.append("Milliseconds, median (least-most)\n" + table(delay, ["profile", "at once", "TTFT", "TPOT", "runs"]))
         if start:
@@ -435,7 +456,7 @@ def report(found):
             ]
         lines += [f"note: {note}" for note in one["notes"]]
         if lines:
-            parts.append("\n".join(lines))
+            parts.append("\n".join(map(_wrapped, lines)))
     return "\n\n".join(parts) or "Nothing was measured yet: compare.yml measures profiles."
 
 

@@ -146,6 +146,19 @@ def test_a_profile_with_unlike_flags_is_refused_by_the_flag():
         )
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"output_tok_s": "69"}, "output_tok_s of a run at concurrency 4 is '69': expected a number"),
+        ({"ttft_ms": {"median": True, "p99": 1.0}}, "ttft_ms.median of a run at concurrency 4 is True: expected a number"),
+    ],
+)
+def test_a_figure_that_is_no_number_is_one_sentence(change, said):
+    with pytest.raises(AnsibleTypeError) as caught:
+        compare([record(runs=[run(4, 69.0, **change)])])
+    assert said in str(caught.value)
+
+
 @pytest.mark.parametrize("bad", [None, "records", [1], {"a": 1}])
 def test_what_is_no_list_of_records_is_refused(bad):
     with pytest.raises(AnsibleTypeError, match="needs a list of records"):
@@ -290,8 +303,12 @@ def test_a_third_that_was_measured_once_hides_no_spread():
 
 
 def test_without_two_profiles_there_is_nothing_to_compare():
-    assert crossover({"a": line(c1=1), "b": line(c4=1)})["text"] == "nothing to compare: only a, b was measured"
-    assert crossover({})["winners"] == []
+    assert crossover({"a": line(c1=1), "b": line(c4=1)})["text"] == "nothing to compare: a, b have no concurrency in common"
+    assert crossover({"a": line(c1=1)})["text"] == "nothing to compare: only a was measured"
+    assert crossover({}) == {
+        "winners": [], "segments": [], "crossings": [],
+        "text": "nothing to compare: no profile was measured without a failed request",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("bad", [0, -1.0, True, None, {"median": 0}, {"median": -1}])
@@ -355,17 +372,19 @@ def test_a_figure_as_text():
     assert shown(None) is None
     assert shown(figure(1738.25)) == "1738.2"
     assert shown(figure(1.0, 2.0, 4.0), 2) == "2.00 (1.00-4.00)"
+    assert shown(figure(0.011, 0.012, 0.0141), 2) == "0.01", "a spread that does not show is none"
 
 
 def test_tables_keep_to_their_columns():
     result = compare([*curve("nomtp", {1: 69.0, 48: 1917.0}), *curve("mtp_hicache", {1: 160.0, 48: 2820.0}, accept=3.2)])
-    tables = report([result]).split("\n\n")[1:4]
-    assert max(len(row) for part in tables for row in part.splitlines()) <= 72
+    single = curve("mtp", {1: 161.0, 48: 1918.0}, repeats=1)
+    for found in (result, compare([*curve("nomtp", {1: 69.0, 48: 1917.0}), *single, refused("broken", "a reason " * 20)])):
+        assert max(len(row) for row in report([found]).splitlines()) <= 72
 
 
 def test_errors_and_refusals_are_told():
     bad = record("mtp", runs=[run(8, 9.0, failed=2)], outcome="failed", error="2 of 32 requests failed")
-    text = report(comparisons([*curve("nomtp", {8: 10}), bad, refused("mtp_hicache", "no host memory")]))
+    text = report(comparisons([*curve("nomtp", {8: 10}), bad, refused("mtp_hicache", "no host memory")])).replace("\n", " ")
     assert "mtp on node1-gpu0 had errors (repeat 1), not averaged in: 2 of 32 requests failed" in text
     assert "mtp_hicache on node1-gpu0 did not start (repeat 1): no host memory" in text
     assert "0, 1 failed" in text
