@@ -63,8 +63,11 @@ def workloads(
         raise AnsibleActionFail(f"-e profiles names {twice[0]} twice: name each profile once; -e repeats measures it again")
     if sweep not in SWEEPS:
         raise AnsibleActionFail(f"-e sweep is {sweep!r}: expected {', '.join(SWEEPS)}")
+    if len(profiles) == 1:
+        display.warning(f"-e profiles names {profiles[0]} alone: it is measured, and compared to nothing")
     _whole_numbers("-e repeats", [repeats])
-    _whole_numbers("-e concurrencies", concurrencies if isinstance(concurrencies, list) and concurrencies else [concurrencies])
+    concurrencies = _list(concurrencies)
+    _whole_numbers("-e concurrencies", concurrencies or [concurrencies])
     _whole_numbers("prompts_per_concurrency and min_prompts", [prompts_per_concurrency, min_prompts])
     source = _prompts(prompts, called_from, max(max(concurrencies) * prompts_per_concurrency, min_prompts))
     found = []
@@ -87,7 +90,14 @@ def workloads(
         found.append({"id": hashlib.sha256(text.encode()).hexdigest()[:12], **workload})
     if source and len(found) > 1 and found[0]["id"] == found[1]["id"]:
         found.pop()
-    return {"workloads": found, "prompts": source["path"] if source else ""}
+    return {"workloads": found, "concurrencies": concurrencies, "prompts": source["path"] if source else ""}
+
+
+def _list(numbers):
+    """A number, or numbers with commas as -e has them, as a list."""
+    if isinstance(numbers, str):
+        return [int(word) if word.strip().isdecimal() else word for word in numbers.split(",")]
+    return numbers if isinstance(numbers, list) else [numbers]
 
 
 def _whole_numbers(what, values):

@@ -88,6 +88,11 @@ workloads:
   returned: for V(workloads)
   type: list
   elements: dict
+concurrencies:
+  description: Requests in flight, as a list of numbers.
+  returned: for V(workloads)
+  type: list
+  elements: int
 prompts:
   description: Full path of the file of prompts, empty without one.
   returned: for V(workloads)

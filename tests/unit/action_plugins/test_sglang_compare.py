@@ -76,6 +76,16 @@ def test_a_workload_has_the_same_id_for_the_same_load(act):
     assert act(**{**ASKED, "min_prompts": 9})["workloads"][0]["id"] != short["id"]
 
 
+def test_concurrencies_come_as_a_list_a_number_or_text(act):
+    told = [act(**{**ASKED, "concurrencies": given})["concurrencies"] for given in ([1, 4], 4, "4", "1, 4")]
+    assert told == [[1, 4], [4], [4], [1, 4]]
+
+
+def test_one_profile_is_measured_with_a_word(act):
+    act(**{**ASKED, "profiles": ["mtp"]})
+    assert act.warned == ["-e profiles names mtp alone: it is measured, and compared to nothing"]
+
+
 def test_a_sweep_of_both(act):
     both = act(**{**ASKED, "sweep": "both"})["workloads"]
     assert [one["name"] for one in both] == ["short", "long"]
@@ -107,6 +117,9 @@ def test_prompts_are_read_and_told_apart_by_their_content(act, tmp_path):
         ({"concurrencies": [1, 0]}, "-e concurrencies has 0: expected whole numbers above 0"),
         ({"concurrencies": ["4"]}, "-e concurrencies has '4'"),
         ({"concurrencies": []}, "-e concurrencies has []"),
+        ({"concurrencies": "1,two"}, "-e concurrencies has 'two': expected whole numbers above 0"),
+        ({"concurrencies": True}, "-e concurrencies has True"),
+        ({"concurrencies": {}}, "-e concurrencies has {}"),
         ({"repeats": 0}, "-e repeats has 0"),
         ({"shapes": {"short": {"input_tokens": 1}}}, "expected input_tokens and output_tokens"),
         ({"shapes": {}}, "sglang_compare_shapes has None for short"),
@@ -122,7 +135,9 @@ def test_what_cannot_be_measured_is_refused(act, tmp_path, change, said):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b'{"prompt": "a"}\nnot json\n', "line 2 has no prompt, text, messages or conversations to send"),
+        (b'{"prompt": "a"}\nnot json\n', "line 2 is no JSON: expected a JSON mapping a line"),
+        (b'{"prompt": "a"}\n{"text": "b", "messages": []}\n', "line 2 has text and messages: which of them is to be sent?"),
+        (b'{"prompt": "a"}\n["b"]\n', "line 2 has no prompt, text, messages or conversations to send"),
         (b"\n\n", "it holds no line"),
         (b'{"prompt": "\xff"}', "is not UTF-8"),
         (b'{"prompt": "one"}\n' * 15, "has 15 prompts and the largest concurrency sends 16"),
