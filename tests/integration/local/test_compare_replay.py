@@ -59,9 +59,21 @@ def test_one_server_of_each_kind_is_chosen(fleet):
 
 
 def test_a_limit_is_taken_at_its_word(fleet):
-    result = fleet.run("compare", cmdline="--check --limit here-gpu0,here-gpu1", profiles="nomtp,mtp", repeats=1)
+    asked = {"profiles": "nomtp,mtp", "repeats": 1, "concurrencies": 4}
+    result = fleet.run("compare", cmdline="--check --limit here-gpu0,here-gpu1", **asked)
     assert result.rc == 0, result.stdout
     assert sorted(told(result)) == ["here-gpu0", "here-gpu1"]
+    turns = result.tasks["Work out what is still to be measured"]["here-gpu0"]["turns"]
+    assert [load["concurrencies"] for turn in turns for load in turn["todo"]] == [[4], [4]]
+
+
+def test_without_profiles_it_is_said_how_they_are_given(fleet):
+    result = fleet.run("compare", cmdline="--check")
+    assert result.rc != 0
+    refusal = result.tasks["Work out what is sent, and refuse what can't be measured"]["here-gpu0"]["msg"]
+    assert refusal.startswith(
+        'compare.yml needs profiles to compare: add -e \'{"profiles": ["nomtp", "mtp"]}\'; known are nomtp'
+    )
 
 
 def test_a_profile_that_does_not_fit_is_left_to_the_others(fleet):
