@@ -63,8 +63,11 @@ def workloads(
         raise AnsibleActionFail(f"-e profiles names {twice[0]} twice: name each profile once; -e repeats measures it again")
     if sweep not in SWEEPS:
         raise AnsibleActionFail(f"-e sweep is {sweep!r}: expected {', '.join(SWEEPS)}")
+    if len(profiles) == 1:
+        display.warning(f"-e profiles names {profiles[0]} alone: it is measured, and compared to nothing")
     _whole_numbers("-e repeats", [repeats])
-    _whole_numbers("-e concurrencies", concurrencies if isinstance(concurrencies, list) and concurrencies else [concurrencies])
+    concurrencies = _list(concurrencies)
+    _whole_numbers("-e concurrencies", concurrencies or [concurrencies])
     _whole_numbers("prompts_per_concurrency and min_prompts", [prompts_per_concurrency, min_prompts])
     source = _prompts(prompts, called_from, max(max(concurrencies) * prompts_per_concurrency, min_prompts))
     found = []
@@ -87,7 +90,14 @@ def workloads(
         found.append({"id": hashlib.sha256(text.encode()).hexdigest()[:12], **workload})
     if source and len(found) > 1 and found[0]["id"] == found[1]["id"]:
         found.pop()
-    return {"workloads": found, "prompts": source["path"] if source else ""}
+    return {"workloads": found, "concurrencies": concurrencies, "prompts": source["path"] if source else ""}
+
+
+def _list(numbers):
+    """A number, or numbers with commas as -e has them, as a list."""
+    if isinstance(numbers, str):
+        return [int(word) if word.strip().isdecimal() else word for word in numbers.split(",")]
+    return numbers if isinstance(numbers, list) else [numbers]
 
 
 def _whole_numbers(what, values):
@@ -154,12 +164,13 @@ def todo(folder, server, launches, workloads, concurrencies, repeats, release, m
         for run in record["runs"]
         if not run["failed"]
     }
-    turns = []
+    turns, measured_already = [], 0
     for repeat in range(1, repeats + 1):
         for profile, launch in launches.items():
             left = []
             for workload in workloads:
                 missing = [at for at in concurrencies if (profile, launch, workload["id"], repeat, at) not in have]
+                measured_already += len(concurrencies) - len(missing)
                 if missing:
                     left.append({"workload": workload, "concurrencies": missing})
             if left:
@@ -172,7 +183,7 @@ def todo(folder, server, launches, workloads, concurrencies, repeats, release, m
     return {
         "series": series,
         "turns": turns,
-        "measured_already": len(have),
+        "measured_already": measured_already,
         "before": _before(records, runs_now, launches),
     }
 
@@ -240,14 +251,15 @@ def _of_server(folder, server):
     return found
 
 
-def report(folders, servers, out, required=False):
+def report(folders, servers, out, required=False, profiles=None):
     """The comparisons of some servers as data and text, and as a page where matplotlib is there to draw it."""
     records = [record for folder in dict.fromkeys(folders) for server in servers for record in _of_server(folder, server)]
-    comparisons = filter_loader.get("sglang_comparisons").j2_function(records)
+    comparisons = filter_loader.get("sglang_comparisons").j2_function(records, profiles)
     text = filter_loader.get("sglang_compare_report").j2_function(comparisons)
     if not comparisons:
         if required:
-            raise AnsibleActionFail(f"nothing was measured yet on {', '.join(servers)}: compare.yml measures profiles")
+            of = f" of {', '.join(profiles)}" if profiles else ""
+            raise AnsibleActionFail(f"nothing was measured yet{of} on {', '.join(servers)}: compare.yml measures profiles")
         return {"comparisons": [], "text": text, "page": None}
     made_at = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %z")
     try:

@@ -31,6 +31,13 @@ class ActionModule(ActionBase):
                 raise AnsibleActionFail(
                     f"eta.yml needs -e {name}=…: samples is how many generations, output_tokens of how many"
                 )
+        if "tok_s" in asked and arguments.get("live") is not None:
+            raise AnsibleActionFail(
+                f"-e tok_s={asked['tok_s']} gives the fleet's speed and -e live=true reads it: leave one of them out"
+            )
+        profile, known = arguments.get("profile"), arguments.get("known") or []
+        if profile and profile not in known:
+            raise AnsibleActionFail(f"profile {profile!r} is not known: known are {', '.join(known)}")
         now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
         eta, show = (filter_loader.get(name).j2_function for name in ("sglang_eta", "sglang_eta_report"))
         try:
@@ -66,7 +73,14 @@ class ActionModule(ActionBase):
         if arguments.get("live") is None:
             return filter_loader.get("sglang_speeds").j2_function(servers, records, arguments["output_tokens"])
         live = {entry["name"]: entry for entry in arguments["live"]}
-        return [_live(server, live.get(server["name"])) for server in servers]
+        read = [_live(server, live.get(server["name"])) for server in servers]
+        if all(one["tok_s"] is None for one in read):
+            why = "; ".join(f"{one['name']}: {one['source']}" for one in read)
+            raise AnsibleActionFail(
+                f"no server's counters give a speed ({why}): send it the job's requests"
+                " and read again, or leave -e live=true out for what was measured"
+            )
+        return read
 
 
 def _live(server, told):

@@ -42,7 +42,8 @@ class ActionModule(ActionBase):
             raise AnsibleActionFail(refusal(answer["holder"]), result=answer)
         if answer.get("taken_over") and not self._task.check_mode:
             gone = answer["taken_over"]
-            display.display(f"the lock of the fleet was {gone['who']}'s since {gone['since']}, whose run is over: taken over")
+            told = "the lock of the fleet" if given.get("name", "swap") == "swap" else f"the lock {given['name']}"
+            display.display(f"{told} was {gone['who']}'s since {gone['since']}, whose run is over: taken over")
         return answer
 
     def _lock(self, arguments, task_vars):
@@ -79,6 +80,7 @@ def refusal(holder):
         else f"if that run is dead, its lock is free at once for who comes from there, and for others at {holder['until']}"
     )
     return (
-        f"{holder['who']} swaps this fleet since {holder['since']} (pid {holder.get('pid')} on {holder.get('controller')}),"
-        f" so nothing was touched: wait for it; {free}, and -e take_over=true does not wait"
+        f"{holder['who']} {holder.get('doing') or 'swaps this fleet'} since {holder['since']}"
+        f" (pid {holder.get('pid')} on {holder.get('controller')}), so nothing was touched: wait for it;"
+        f" {free}, and -e take_over=true does not wait"
     )

@@ -29,6 +29,9 @@ TYPES = {
     "dict": "a mapping",
 }
 
+# Words for an option that are not spelled like it.
+MEANT = {"output": "out"}
+
 # Kinds of option that Ansible has no type for: how it reads them, the least, and how people are told.
 KINDS = {
     "int": ({"type": "int"}, 1, "a whole number above 0"),
@@ -61,6 +64,8 @@ class ActionModule(ActionBase):
     def _refuse_misspelled(self, given, options):
         for name in given:
             near = difflib.get_close_matches(name, options, n=1, cutoff=0.75)
+            if not near and MEANT.get(name) in options and not any(option.startswith(name) for option in options):
+                near = [MEANT[name]]
             if name not in options and near and name not in self._variables():
                 raise AnsibleActionFail(f"-e {name} is not an option of this playbook: did you mean '{near[0]}'?")
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import math
 import statistics
+import textwrap
 
 from ansible.errors import AnsibleFilterError, AnsibleTypeError
 from ansible.plugins.loader import filter_loader
 
 SCHEMA = 1
+WIDTH = 72
 FIGURES = ("output_tok_s", "total_tok_s", "ttft_ms", "tpot_ms", "ttft_p99_ms", "tpot_p99_ms", "accept_length")
 # What a log tells of memory without a plan beside it: name in a plan, name in the log.
 OBSERVED = {"weights_gib": "weights_gib", "kv_tokens": "kv_tokens", "mamba_slots": "state_slots"}
@@ -59,6 +61,7 @@ def _what(record):
     return {
         "workload": f"{workload_text(workload)} ({workload['id']})" if workload else None,
         "model": record["model"],
+        "model files": record["model_path"],
         "release": f"SGLang {record['release']}",
         "GPU": ", ".join(record["gpus"]) or record["device"],
     }
@@ -107,6 +110,15 @@ def _refuse_unlike(records):
             )
 
 
+def _refuse_no_numbers(runs):
+    for run in runs:
+        figures = {name: run[name] for name in ("output_tok_s", "total_tok_s", "accept_length")}
+        figures |= {f"{name}.{part}": run[name][part] for name in ("ttft_ms", "tpot_ms") for part in ("median", "p99")}
+        for name, value in figures.items():
+            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+                raise AnsibleTypeError(f"{name} of a run at concurrency {run['concurrency']} is {value!r}: expected a number")
+
+
 def _cells(records):
     """One entry a concurrency. A run with failed requests is counted apart and never averaged in."""
     runs = {}
@@ -116,6 +128,7 @@ def _cells(records):
     cells = []
     for concurrency, all_runs in sorted(runs.items()):
         good = [run for run in all_runs if not run["failed"]]
+        _refuse_no_numbers(good)
         values = {
             "output_tok_s": [run["output_tok_s"] for run in good],
             "total_tok_s": [run["total_tok_s"] for run in good],
@@ -204,6 +217,12 @@ def compare(records):
         counts = {cell["runs"] for cell in profile["cells"]}
         if len(counts) > 1:
             notes.append(f"{profile['name']} has {min(counts)} to {max(counts)} runs at a concurrency")
+    drivers = {}
+    for record in sorted(measured, key=lambda record: record["at"]):
+        drivers.setdefault(record["driver"], {})[record["profile"]] = None
+    if len(drivers) > 1:
+        under = "; ".join(f"{driver or 'unknown'} ({', '.join(ran)})" for driver, ran in drivers.items())
+        notes.append(f"the driver differs between the runs: {under}")
     first = measured[0]
     curves = {name: curve for name, curve in ((profile["name"], _curve(profile)) for profile in profiles) if curve}
     crossed = crossover(curves)
@@ -234,12 +253,19 @@ def _curve(profile):
     return [{"concurrency": cell["concurrency"], "tok_s": cell["output_tok_s"]} for cell in profile["cells"] if cell["runs"]]
 
 
-def comparisons(records):
+def comparisons(records, profiles=None):
     """All comparisons that ``records`` hold: one for each workload, model, release and kind of GPU, newest series only.
 
-    A profile whose flags were changed within a series counts as of its newest flags.
+    A profile whose flags were changed within a series counts as of its newest flags. ``profiles``: names of those that are
+    wanted, all of them without.
     """
-    records = [record for record in _records(records, "sglang_comparisons") if record["kind"] in ("measured", "refused")]
+    if isinstance(profiles, str):
+        raise AnsibleTypeError(f"sglang_comparisons: profiles is {profiles!r}: expected a list of names")
+    records = [
+        record
+        for record in _records(records, "sglang_comparisons")
+        if record["kind"] in ("measured", "refused") and (not profiles or record["profile"] in profiles)
+    ]
     sets = {}
     for record in sorted(records, key=lambda record: record["at"]):
         if record["kind"] == "measured":
@@ -290,8 +316,11 @@ def _winner(figures, before):
     winner = before if before in drawn else drawn[0]
     others = {name: figure for name, figure in figures.items() if name != winner}
     second = max(sorted(others), key=lambda name: others[name]["median"])
-    repeated = all(figure["runs"] > 1 for figure in figures.values())
-    clear = figures[winner]["min"] > max(figure["max"] for figure in others.values()) if repeated else None
+    mine = figures[winner]
+    # One run has no range, but it can lie in that of another.
+    overlaps = [figure["max"] >= mine["min"] for figure in others.values() if max(figure["runs"], mine["runs"]) > 1]
+    repeated = min(mine["runs"], figures[second]["runs"]) > 1
+    clear = False if any(overlaps) else True if repeated else None
     ahead = figures[winner]["median"] / others[second]["median"] - 1
     return {"profile": winner, "second": second, "ahead": round(ahead, 4), "clear": clear}
 
@@ -306,8 +335,13 @@ def crossover(curves):
     shared = sorted({point for points in curves.values() for point in points})
     shared = [point for point in shared if sum(point in points for points in curves.values()) > 1]
     if not shared:
-        only = ", ".join(sorted(name for name, points in curves.items() if points)) or "no profile"
-        return {"winners": [], "segments": [], "crossings": [], "text": f"nothing to compare: only {only} was measured"}
+        only = sorted(name for name, points in curves.items() if points)
+        text = "nothing to compare: " + (
+            f"{', '.join(only)} have no concurrency in common" if len(only) > 1
+            else f"only {only[0]} was measured" if only
+            else "no profile was measured without a failed request"
+        )  # fmt: skip
+        return {"winners": [], "segments": [], "crossings": [], "text": text}
     winners = []
     for point in shared:
         figures = {name: points[point] for name, points in curves.items() if point in points}
@@ -357,18 +391,19 @@ def _told(winners, segments, crossings):
     close = [str(winner["concurrency"]) for winner in winners if winner["clear"] is False]
     if close:
         text += f"; within the spread of the repeats at {', '.join(close)}"
-    if any(winner["clear"] is None for winner in winners):
-        text += "; single runs, so the spread is not known"
+    single = [str(winner["concurrency"]) for winner in winners if winner["clear"] is None]
+    if single:
+        where = "" if len(single) == len(winners) else f" at {', '.join(single)}"
+        text += f"; single runs{where}, so the spread is not known"
     return text
 
 
 def shown(figure, digits=1):
-    """A figure as text: ``1738.2 (1690.1-1790.0)``; one run has no spread."""
+    """A figure as text: ``1738.2 (1690.1-1790.0)``; one run has no spread, and neither have runs that read alike."""
     if figure is None:
         return None
-    if figure["runs"] < 2:
-        return f"{figure['median']:.{digits}f}"
-    return f"{figure['median']:.{digits}f} ({figure['min']:.{digits}f}-{figure['max']:.{digits}f})"
+    middle, low, high = (f"{figure[key]:.{digits}f}" for key in ("median", "min", "max"))
+    return middle if figure["runs"] < 2 or low == high else f"{middle} ({low}-{high})"
 
 
 def marked(profile):
@@ -382,8 +417,13 @@ def title(comparison):
     return f"{comparison['model']}, SGLang {comparison['release']}, {on}; {workload_text(comparison['workload'])}"
 
 
+def _wrapped(text):
+    """Lines of the house's width. A word that is longer, such as a path, stays whole."""
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
 def report(found):
-    """Comparisons (filter sglang_comparisons) as tables of at most 72 columns."""
+    """Comparisons (filter sglang_comparisons) as tables and lines of at most 72 columns."""
     if not isinstance(found, list):
         raise AnsibleTypeError(f"sglang_compare_report needs a list of comparisons, got {type(found).__name__}")
     table = filter_loader.get("sglang_table").j2_function
@@ -398,7 +438,7 @@ def report(found):
                 delay.append([*at, shown(cell["ttft_ms"]), shown(cell["tpot_ms"], 2), runs])
             if profile["ready_s"]:
                 start.append([marked(profile), shown(profile["ready_s"]), shown(profile["cap"], 0), profile["boots"]])
-        parts.append(f"{title(one)}\n{one['crossover']['text']}")
+        parts.append("\n".join(map(_wrapped, (title(one), one["crossover"]["text"]))))
         parts.append("Median (least-most) of the runs\n" + table(speed, ["profile", "at once", "tok/s", "accepted", "runs"]))
         parts.append("Milliseconds, median (least-most)\n" + table(delay, ["profile", "at once", "TTFT", "TPOT", "runs"]))
         if start:
@@ -416,7 +456,7 @@ def report(found):
             ]
         lines += [f"note: {note}" for note in one["notes"]]
         if lines:
-            parts.append("\n".join(lines))
+            parts.append("\n".join(map(_wrapped, lines)))
     return "\n\n".join(parts) or "Nothing was measured yet: compare.yml measures profiles."
 
 

@@ -20,6 +20,8 @@ HOUR = 3600
 DAY = 24 * HOUR
 # A server below this share of the fleet's median speed a GPU holds it back.
 HOLDS_BACK = 0.9
+# A workload whose outputs are so many times longer or shorter than the job's says little of the job.
+UNLIKE = 2
 
 
 def _whole(what, value, least):
@@ -92,6 +94,7 @@ def eta(servers, samples, output_tokens, now, done=0, tok_s=None):
     slowest, fastest = (tokens / speed["min"], tokens / speed["max"]) if spread else (None, None)
     result = {
         "schema": SCHEMA,
+        "output_tokens": output_tokens,
         "tokens_left": tokens,
         "tok_s": speed,
         "tokens_an_hour": round(speed["median"] * HOUR, 1),
@@ -279,6 +282,9 @@ def report(result, servers=None):
             if server.get("workload"):
                 text = filter_loader.get("sglang_workload_text").j2_function(server["workload"])
                 said = f"{said}, {text}"
+                sent, job = server["workload"]["output_tokens"], result["output_tokens"]
+                if not 1 / UNLIKE < job / sent < UNLIKE:
+                    said += f"; unlike the job, which has {job:,} out: compare.yml measures what is more like it"
             notes.setdefault(said, []).append(server["name"])
         parts.append("\n".join(f"{', '.join(names)}: {said}" for said, names in notes.items()))
     speed, hours, finish = result["tok_s"], result["hours"], result["finish"]

@@ -276,12 +276,12 @@ class Server:
                 "set served_model_name to what it serves, or check the port."
             )
 
-    def refusal(self, input_tokens, output_tokens):
-        """Why the server refuses a request of this shape, None if it does not: asked without streaming, it says so."""
-        body = {
-            "input_ids": [1] * input_tokens,
-            "sampling_params": {"max_new_tokens": output_tokens, "ignore_eos": True},
-        }
+    def refusal(self, what, output_tokens):
+        """Why the server refuses such a request, None if it does not: asked without streaming, it says so.
+
+        ``what``: ``input_ids`` or ``text``, as its API has it.
+        """
+        body = {**what, "sampling_params": {"max_new_tokens": output_tokens, "ignore_eos": True}}
         try:
             status, text = self.answer("/generate", body, timeout=60)
         except OSError as error:
@@ -303,6 +303,7 @@ class Benchmark:
         first_seed = self.asked["seed"] or int(time.time())
         self.seeds = [first_seed + index for index in range(len(self.asked["concurrencies"]))]
         self.records = []
+        self.texts = []
         self.raw = os.path.join(self.asked["output_dir"], self.asked["label"] + ".jsonl")
         self.log = os.path.join(self.asked["output_dir"], self.asked["label"] + ".log")
 
@@ -377,7 +378,8 @@ class Benchmark:
                 " give more prompts, or lower concurrencies or prompts_per_concurrency."
             )
         with open(path, "w", encoding="utf-8") as file:
-            file.write(custom_dataset(self._texts(prompts)))
+            self.texts = self._texts(prompts)
+            file.write(custom_dataset(self.texts))
         return path
 
     def _texts(self, prompts):
@@ -489,9 +491,14 @@ class Benchmark:
         raise BenchmarkError(f"sglang.bench_serving ended without a record of concurrency {current}: see {self.log}.")
 
     def _refusal(self):
-        if self.asked["prompts"]:
-            return None  # which of the texts it was is not known
-        return self.server.refusal(self.asked["input_tokens"], self.asked["output_tokens"])
+        output_tokens = self.asked["output_tokens"]
+        if not self.asked["prompts"]:
+            return self.server.refusal({"input_ids": [1] * self.asked["input_tokens"]}, output_tokens)
+        # Which of the texts it was is not known: if any is too long, the longest is.
+        longest = max(self.texts, key=len)
+        reason = self.server.refusal({"text": longest}, output_tokens)
+        where = f"prompt {self.texts.index(longest) + 1}, the longest with {len(longest):,} characters"
+        return f"{reason} ({where})" if reason else None
 
     def _output(self):
         try:

@@ -26,7 +26,10 @@ options:
   shapes: {description: "For V(workloads), C(input_tokens) and C(output_tokens) by shape.", type: dict}
   concurrencies: {description: "For V(workloads) and V(todo), requests in flight, a cell each.", type: list, elements: int}
   repeats: {description: "For V(workloads) and V(todo), how often each profile is measured.", type: int}
-  profiles: {description: "For V(workloads), names of the profiles.", type: list, elements: str}
+  profiles:
+    description: Names of the profiles, for V(workloads), and for V(report) where not all of the series are wanted.
+    type: list
+    elements: str
   known: {description: "For V(workloads), names of all profiles.", type: list, elements: str}
   prompts_per_concurrency: {description: "For V(workloads), requests of a run as a multiple of its concurrency.", type: int}
   min_prompts: {description: "For V(workloads), the least number of requests of a run.", type: int}
@@ -85,6 +88,11 @@ workloads:
   returned: for V(workloads)
   type: list
   elements: dict
+concurrencies:
+  description: Requests in flight, as a list of numbers.
+  returned: for V(workloads)
+  type: list
+  elements: int
 prompts:
   description: Full path of the file of prompts, empty without one.
   returned: for V(workloads)
@@ -99,7 +107,7 @@ turns:
   type: list
   elements: dict
 measured_already:
-  description: How many cells of the series are measured.
+  description: How many of the cells that are asked for are measured.
   returned: for V(todo)
   type: int
 before:

@@ -117,7 +117,7 @@ def watch(server, seconds, slices, timeout):
     entry.update(running=int(metric(text, "sglang:num_running_reqs")), waiting=int(metric(text, "sglang:num_queue_reqs") or 0))
     middle = statistics.median(speeds)
     if middle <= 0:
-        return {**entry, "detail": f"it generated nothing ({entry['running']} requests running)"}
+        return {**entry, "detail": f"it generated nothing in {seconds} s ({entry['running']} requests running)"}
     figures = {"median": middle, "min": min(speeds), "max": max(speeds)}
     return {**entry, "tok_s": {**{name: round(value, 3) for name, value in figures.items()}, "runs": slices}}
 

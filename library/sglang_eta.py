@@ -26,7 +26,12 @@ options:
   output_tokens: {description: How many tokens each of them has. Must be set., type: int}
   done: {description: How many are done., type: int}
   tok_s: {description: Output tokens a second of the whole fleet. It is taken instead of what was measured., type: float}
-  live: {description: "What M(sglang_counters) returned, taken instead of what was measured.", type: list, elements: dict}
+  live:
+    description: What M(sglang_counters) returned, taken instead of what was measured. Not with O(tok_s).
+    type: list
+    elements: dict
+  profile: {description: Name of the profile that was asked for., type: str}
+  known: {description: Names of all profiles. Another O(profile) is refused., type: list, elements: str}
   check_only: {description: Refuse a bad job and do nothing else., type: bool}
 extends_documentation_fragment: [action_common_attributes, action_common_attributes.conn, action_common_attributes.flow]
 attributes:
@@ -79,7 +84,7 @@ text:
 from ansible.module_utils.basic import AnsibleModule
 
 OPTIONS = (
-    "servers", "folders", "samples", "output_tokens", "done", "tok_s", "live", "check_only",
+    "servers", "folders", "samples", "output_tokens", "done", "tok_s", "live", "profile", "known", "check_only",
 )  # fmt: skip
 
 

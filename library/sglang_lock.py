@@ -2,13 +2,13 @@
 # Copyright: sglang-fleet contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The fleet's lock: one file on the fleet's first node, that says who swaps and until when to believe it."""
+"""A lock on a node: one file that says who swaps the fleet, or compares profiles on a server, and until when to believe it."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: sglang_lock
-short_description: Take, keep and leave the lock of the fleet
+short_description: Take, keep and leave the lock of the fleet or of one server
 description:
   - The lock is a file on a node, because controllers are many and nodes are shared. It names the holder and a time until
     which the holder need not be heard of. V(held) takes it or renews it.
@@ -19,13 +19,20 @@ options:
     description: The fleet's folder on the node.
     type: path
     required: true
+  name:
+    description:
+      - Which lock, the stem of its file. V(swap) is the fleet's. C(<slug>.compare) is a server's, whose profiles are compared.
+    type: str
+    default: swap
   state:
     description: V(held) takes or renews the lock, V(free) leaves it if it is ours.
     type: str
     choices: [held, free]
     default: held
   holder:
-    description: Who we are, C(run), C(who), C(controller), C(boot_id), C(pid_namespace), C(pid) and C(start_ticks).
+    description:
+      - Who we are, C(run), C(who), C(controller), C(boot_id), C(pid_namespace), C(pid) and C(start_ticks). C(doing) tells
+        others what it is held for, such as V(compares profiles on node1-gpu0).
     type: dict
     default: {}
   silence:
@@ -79,6 +86,7 @@ def main():
     module = AnsibleModule(
         argument_spec={
             "root": {"type": "path", "required": True},
+            "name": {"type": "str", "default": "swap"},
             "state": {"type": "str", "choices": ["held", "free"], "default": "held"},
             "holder": {"type": "dict", "default": {}},
             "silence": {"type": "int", "default": 600},
@@ -91,19 +99,19 @@ def main():
     if not ours.get("run") or not ours.get("who"):
         module.fail_json(msg=f"holder is {ours!r}: expected at least run and who")
     folder = os.path.join(params["root"], "run")
-    path = os.path.join(folder, "swap.lock.json")
+    path = os.path.join(folder, f"{params['name']}.lock.json")
     try:
         if module.check_mode:
             guard = contextlib.nullcontext()
         else:
             os.makedirs(folder, mode=0o755, exist_ok=True)
-            guard = lock(os.path.join(folder, "swap.lock"), ours["who"], GUARD_SECONDS)
+            guard = lock(os.path.join(folder, f"{params['name']}.lock"), ours["who"], GUARD_SECONDS)
         with guard:
             answer(module, path, ours)
     except Busy as holder:
-        module.fail_json(msg=f"the lock of the fleet can't be looked at: {holder} has it open")
+        module.fail_json(msg=f"the lock {path} can't be looked at: {holder} has it open")
     except OSError as error:
-        module.fail_json(msg=f"the lock of the fleet can't be written: {error.filename or path}: {error.strerror or error}")
+        module.fail_json(msg=f"the lock can't be written: {error.filename or path}: {error.strerror or error}")
 
 
 def answer(module, path, ours):
@@ -116,7 +124,7 @@ def answer(module, path, ours):
         module.exit_json(changed=False, holder=None if mine else there or None, taken_over=None)
     valid = bool(there) and not mine and time.time() < there.get("until_epoch", 0)
     if valid and params["take_over"] not in ("*", there["run"]):
-        module.fail_json(msg="the lock of the fleet is held", cause="held", holder=there)
+        module.fail_json(msg=f"the lock {path} is held", cause="held", holder=there)
     until = time.time() + params["silence"]
     held = {
         **ours,

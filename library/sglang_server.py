@@ -74,6 +74,12 @@ options:
     description: Stop what runs with other flags and start anew, instead of refusing.
     type: bool
     default: false
+  anew:
+    description:
+      - Restart also what already runs with the same command line, environment and keys, so that a measurement has a boot of its
+        own. Every V(started) then changes something.
+    type: bool
+    default: false
   stop_timeout:
     description:
       - Seconds that requests in flight get to finish after SIGTERM, before SIGKILL. V(0) kills at once, for a start that
@@ -376,7 +382,7 @@ def ensure_started(module, server):
             raise
         module.warn(f"without --check this is refused: {refusal}")
     check_port(server)
-    same = server.same()
+    same = server.same() and not params["anew"]
     script_changed = read_text(params["script_path"]) != params["script"]
     if not same:
         check_flags(module, server)
@@ -421,6 +427,7 @@ def main():
             "secrets": {"type": "dict", "default": {}, "no_log": True},
             "record": {"type": "dict", "default": {}},
             "replace": {"type": "bool", "default": False},
+            "anew": {"type": "bool", "default": False},
             "stop_timeout": {"type": "int", "default": 60},
             "because": {"type": "str", "default": ""},
             "boot": {"type": "str", "default": ""},

@@ -99,10 +99,14 @@ def _texts(path, output_tokens):
     return ["--dataset-name", "custom", "--dataset-path", path, "--sharegpt-output-len", str(output_tokens), "--flush-cache"]
 
 
+# What a line of a file of prompts may have.
+FORMS = ("prompt", "text", "messages", "conversations")
+
+
 def read_prompts(text):
     """Prompts of a JSONL file: texts as they are, chats as lists of messages. ValueError names the first line that is none.
 
-    A line has `prompt` or `text` (a string), `messages` (of `role` and `content`), or `conversations` (the same, or
+    A line has one of `prompt` or `text` (a string), `messages` (of `role` and `content`), or `conversations` (the same, or
     ShareGPT's `from` and `value`), of which what comes before the first answer is taken.
     """
     prompts = []
@@ -110,9 +114,16 @@ def read_prompts(text):
         if not line.strip():
             continue
         try:
-            prompts.append(_prompt(json.loads(line)))
+            entry = json.loads(line)
+        except ValueError:
+            raise ValueError(f"line {number} is no JSON") from None
+        given = [key for key in FORMS if key in entry] if isinstance(entry, dict) else []
+        if len(given) > 1:
+            raise ValueError(f"line {number} has {' and '.join(given)}: which of them is to be sent?")
+        try:
+            prompts.append(_prompt(entry))
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise ValueError(f"line {number} has no prompt, text, messages or conversations to send") from None
+            raise ValueError(f"line {number} has no {', '.join(FORMS[:-1])} or {FORMS[-1]} to send") from None
     if not prompts:
         raise ValueError("it holds no line")
     return prompts

@@ -185,6 +185,15 @@ def test_conditions_hold_no_templates_and_commands_say_when_they_change(path):
                 assert "changed_when" in task, task["name"]
 
 
+@pytest.mark.parametrize("path", YAML_FILES, ids=relative)
+def test_no_rescue_ends_itself(path):
+    """A block's `when` is that of every task of its rescue too: one that changes what it looks at skips those after it."""
+    for task in tasks_of(yaml.safe_load(path.read_text(encoding="utf-8"))):
+        for rescuing in task.get("rescue", [])[:-1] if "when" in task else []:
+            for name in rescuing.get("ansible.builtin.set_fact") or {}:
+                assert name not in str(task["when"]), f"{rescuing['name']} sets {name}, and its block goes by it"
+
+
 def test_nothing_is_said_in_two_ways():
     """Every action of ours is called by the name of a file that is there."""
     ours = {path.stem for folder in ("library", "action_plugins") for path in (ROOT / folder).glob("sglang_*.py")}

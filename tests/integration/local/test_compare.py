@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import threading
@@ -13,6 +14,7 @@ import threading
 import pytest
 import requests
 import yaml
+from ansible.module_utils import sglang_process
 
 from ..conftest import Fleet, free_ports
 
@@ -60,6 +62,15 @@ def fleet(engine, tmp_path_factory):
     yield fleet
     stopped = fleet.run("stop", sglang_stop_timeout=5)
     assert stopped.rc == 0, stopped.stdout
+    assert list((fleet.artifacts / "prometheus/targets").iterdir()) == [], "what is stopped on purpose is no alarm"
+
+
+def holder(alive=True):
+    """Who holds a lock: this very process, or one that it could see and that is gone."""
+    told = {"schema": 1, "run": "r0", "who": "bob@desk", "since": "noon", "until": "one", "until_epoch": 2**40}
+    told |= {"controller": "desk", "pid_namespace": os.readlink("/proc/self/ns/pid"), **sglang_process.identity(os.getpid())}
+    told["doing"] = f"compares profiles on {SERVER}"
+    return told if alive else {**told, "start_ticks": told["start_ticks"] - 1}
 
 
 def compare(fleet, **options):
@@ -70,6 +81,14 @@ def compare(fleet, **options):
 def records(fleet, kind):
     found = [json.loads(path.read_text()) for path in sorted((fleet.artifacts / "compare" / SERVER).glob("*.json"))]
     return [record for record in found if record["kind"] == kind]
+
+
+def stale_target(fleet):
+    """A target with the profile of another day."""
+    path = fleet.artifacts / f"prometheus/targets/{SERVER}.json"
+    path.write_text(path.read_text().replace('"narrow"', '"older"'))
+    assert json.loads(path.read_text())[0]["labels"]["profile"] == "older"
+    return path
 
 
 def runs_now(fleet):
@@ -147,6 +166,13 @@ def test_metrics_are_called_what_dashboard_and_alerts_call_them(fleet, compared)
     assert yaml.safe_load((home / "prometheus.yml").read_text())["rule_files"] == ["alerts.yml"]
 
 
+def test_a_later_deploy_keeps_the_target_true(fleet, compared):
+    target = stale_target(fleet)
+    deployed = fleet.run("deploy", cmdline=f"--limit {SERVER}", profile="narrow", benchmark=False)
+    assert deployed.rc == 0, deployed.stdout
+    assert json.loads(target.read_text())[0]["labels"] == {"node": "here", "server": SERVER, "profile": "narrow"}
+
+
 def test_prompts_of_a_file_are_sent(fleet, compared, tmp_path):
     lines = [{"prompt": f"The quick brown fox jumps {n} times"} for n in range(3)]
     lines.append({"messages": [{"role": "user", "content": "Why does the fox jump?"}]})
@@ -206,9 +232,17 @@ def test_a_run_that_was_cut_is_gone_on_with(fleet, compared):
             path.unlink()
     kept = {path.name: path.read_bytes() for path in home.glob("*.json")}
     before = runs_now(fleet)
+    target = stale_target(fleet)
+    # Its lock too, whose holder is gone.
+    lock = fleet.root / "run/sglang_cpu0.compare.lock.json"
+    lock.write_text(json.dumps(holder(alive=False)))
     again = compare(fleet)
     assert again.rc == 0, again.stdout
+    assert not lock.exists()
+    assert json.loads(target.read_text())[0]["labels"]["profile"] == "narrow"
     new = [one for one in records(fleet, "measured") if one["at"] > lost[-1]["at"]]
+    # Narrow ran, and was started anew all the same: what is measured is a boot of its own.
+    assert runs_now(fleet)[3] == new[0]["boot"]["launched_at"] > before[3]
     assert [(one["profile"], one["repeat"]) for one in new] == [("narrow", 1)]
     assert len({one["series"] for one in records(fleet, "measured")}) == 1
     assert runs_now(fleet)[:3] == before[:3]
@@ -226,6 +260,22 @@ def test_the_report_is_made_again_from_records(fleet, compared, tmp_path):
     assert made.rc == 0, made.stdout
     page = (tmp_path / "again.html").read_text()
     assert "narrow" in page and "broken did not start" in page and page.count("<svg") >= 4
+
+
+@pytest.mark.parametrize("playbook", ["compare", "deploy", "swap", "benchmark", "stop"])
+def test_a_server_whose_profiles_are_compared_is_left_to_that(fleet, compared, playbook):
+    lock = fleet.root / "run/sglang_cpu0.compare.lock.json"
+    lock.write_text(json.dumps(holder()))
+    before = runs_now(fleet)
+    try:
+        options = {"profiles": ["narrow", "wide"]} if playbook == "compare" else {}
+        result = fleet.run(playbook, cmdline=f"--limit {SERVER}", **options)
+    finally:
+        held = lock.exists()
+        lock.unlink(missing_ok=True)
+    assert result.rc != 0 and held
+    assert f"bob@desk compares profiles on {SERVER} since noon" in re.sub(r"\s+", " ", result.stdout)
+    assert runs_now(fleet) == before
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 # Copyright: sglang-fleet contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a comparison would do on GPUs, told by --check on a replay: nothing is started, so there is nothing to measure."""
+"""What a comparison does on GPUs, on a replay: told by --check, and where a profile dies. A replay is never measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import pytest
 import yaml
 
-from ..conftest import ROOT, Fleet
+from ..conftest import ROOT, Fleet, free_ports
 
 MODELS = yaml.safe_load((ROOT / "group_vars/all/models.yml").read_text())["sglang_models"]
 
@@ -26,8 +26,7 @@ def fleet(replay_venv, tmp_path_factory):
     here = {
         "ansible_connection": "local",
         "ansible_python_interpreter": sys.executable,
-        "servers": [{"gpus": [0]}, {"gpus": [1]}, {"gpus": [2, 3]}],
-        "base_port": 41480,
+        "servers": [{"gpus": gpus, "port": port} for gpus, port in zip(([0], [1], [2, 3]), free_ports(3))],
         "model": "qwen3.6-27b",
         "sglang_engine_venv": str(replay_venv),
     }
@@ -60,9 +59,21 @@ def test_one_server_of_each_kind_is_chosen(fleet):
 
 
 def test_a_limit_is_taken_at_its_word(fleet):
-    result = fleet.run("compare", cmdline="--check --limit here-gpu0,here-gpu1", profiles="nomtp,mtp", repeats=1)
+    asked = {"profiles": "nomtp,mtp", "repeats": 1, "concurrencies": 4}
+    result = fleet.run("compare", cmdline="--check --limit here-gpu0,here-gpu1", **asked)
     assert result.rc == 0, result.stdout
     assert sorted(told(result)) == ["here-gpu0", "here-gpu1"]
+    turns = result.tasks["Work out what is still to be measured"]["here-gpu0"]["turns"]
+    assert [load["concurrencies"] for turn in turns for load in turn["todo"]] == [[4], [4]]
+
+
+def test_without_profiles_it_is_said_how_they_are_given(fleet):
+    result = fleet.run("compare", cmdline="--check")
+    assert result.rc != 0
+    refusal = result.tasks["Work out what is sent, and refuse what can't be measured"]["here-gpu0"]["msg"]
+    assert refusal.startswith(
+        'compare.yml needs profiles to compare: add -e \'{"profiles": ["nomtp", "mtp"]}\'; known are nomtp'
+    )
 
 
 def test_a_profile_that_does_not_fit_is_left_to_the_others(fleet):
@@ -77,3 +88,33 @@ def test_a_profile_that_does_not_fit_is_left_to_the_others(fleet):
     assert alone.rc != 0
     refusal = alone.tasks["Refuse when no profile can be started"]["here-gpu0"]["msg"]
     assert refusal.startswith("no profile can be started, nothing was touched: the plan does not fit")
+
+
+def test_a_profile_that_dies_as_it_starts_is_kept_and_told(fleet):
+    dying = {"args": {"mem-fraction-static": 0.85}, "env": {"SGLANG_REPLAY": "f_mem_small", "SGLANG_REPLAY_SPEED": "100"}}
+    result = fleet.run("compare", cmdline="--limit here-gpu0", profiles=["dying"], repeats=2, sglang_profiles={"dying": dying})
+    assert result.rc == 2, result.stdout
+    kept = [json.loads(path.read_text()) for path in sorted((fleet.artifacts / "compare/here-gpu0").glob("*.json"))]
+    # Tried once of two turns, and what was before is there again: nothing.
+    assert [one["kind"] for one in kept] == ["begin", "refused", "end"]
+    refused, told = kept[1], result.tasks["Fail for what could not be measured or put back"]["here-gpu0"]["msg"]
+    assert (refused["profile"], refused["repeat"], len(refused["launch_sha256"])) == ("dying", 1, 64)
+    assert refused["error"].startswith("here-gpu0 did not become ready: ") and refused["error"] in told
+    assert kept[2]["put_back"] is True
+    assert json.loads((fleet.root / "run/sglang_gpu0.json").read_text())["stopped_at"]
+    assert not (fleet.root / "run/sglang_gpu0.compare.lock.json").exists()
+
+
+def test_a_server_that_a_swap_has_is_refused(fleet):
+    swap = fleet.root / "run/sglang_gpu1.swap.json"
+    swap.parent.mkdir(parents=True, exist_ok=True)
+    begun = {"schema": 1, "run": "r0", "who": "bob@desk", "begun_at": "noon", "to": {"profile": "mtp"}, "before": {}}
+    swap.write_text(json.dumps(begun))
+    asked = {"cmdline": "--check --limit here-gpu1", "profiles": ["nomtp", "mtp"]}
+    refused = fleet.run("compare", **asked)
+    assert refused.rc != 0
+    said = refused.tasks["Refuse a server that a swap has"]["here-gpu1"]["msg"]
+    assert said.startswith("here-gpu1 is in a swap to mtp that bob@desk began at noon and that is not over: wait for it")
+    swap.write_text(json.dumps({**begun, "outcome": "lost"}))
+    over = fleet.run("compare", **asked)
+    assert over.rc == 0, over.stdout

@@ -76,6 +76,16 @@ def test_a_workload_has_the_same_id_for_the_same_load(act):
     assert act(**{**ASKED, "min_prompts": 9})["workloads"][0]["id"] != short["id"]
 
 
+def test_concurrencies_come_as_a_list_a_number_or_text(act):
+    told = [act(**{**ASKED, "concurrencies": given})["concurrencies"] for given in ([1, 4], 4, "4", "1, 4")]
+    assert told == [[1, 4], [4], [4], [1, 4]]
+
+
+def test_one_profile_is_measured_with_a_word(act):
+    act(**{**ASKED, "profiles": ["mtp"]})
+    assert act.warned == ["-e profiles names mtp alone: it is measured, and compared to nothing"]
+
+
 def test_a_sweep_of_both(act):
     both = act(**{**ASKED, "sweep": "both"})["workloads"]
     assert [one["name"] for one in both] == ["short", "long"]
@@ -107,6 +117,9 @@ def test_prompts_are_read_and_told_apart_by_their_content(act, tmp_path):
         ({"concurrencies": [1, 0]}, "-e concurrencies has 0: expected whole numbers above 0"),
         ({"concurrencies": ["4"]}, "-e concurrencies has '4'"),
         ({"concurrencies": []}, "-e concurrencies has []"),
+        ({"concurrencies": "1,two"}, "-e concurrencies has 'two': expected whole numbers above 0"),
+        ({"concurrencies": True}, "-e concurrencies has True"),
+        ({"concurrencies": {}}, "-e concurrencies has {}"),
         ({"repeats": 0}, "-e repeats has 0"),
         ({"shapes": {"short": {"input_tokens": 1}}}, "expected input_tokens and output_tokens"),
         ({"shapes": {}}, "sglang_compare_shapes has None for short"),
@@ -122,7 +135,9 @@ def test_what_cannot_be_measured_is_refused(act, tmp_path, change, said):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b'{"prompt": "a"}\nnot json\n', "line 2 has no prompt, text, messages or conversations to send"),
+        (b'{"prompt": "a"}\nnot json\n', "line 2 is no JSON: expected a JSON mapping a line"),
+        (b'{"prompt": "a"}\n{"text": "b", "messages": []}\n', "line 2 has text and messages: which of them is to be sent?"),
+        (b'{"prompt": "a"}\n["b"]\n', "line 2 has no prompt, text, messages or conversations to send"),
         (b"\n\n", "it holds no line"),
         (b'{"prompt": "\xff"}', "is not UTF-8"),
         (b'{"prompt": "one"}\n' * 15, "has 15 prompts and the largest concurrency sends 16"),
@@ -160,7 +175,8 @@ def test_what_is_measured_is_not_measured_again(todo, keep):
         ("mtp", 2, [1, 4]),
     ]
     assert (answer["series"], answer["measured_already"]) == ("2026-11-29T10:00:00.000Z", 4)
-    assert todo(repeats=1, launches={"nomtp": "nomtp-launch"})["turns"] == []
+    alone = todo(repeats=1, launches={"nomtp": "nomtp-launch"}, concurrencies=[4])
+    assert (alone["turns"], alone["measured_already"]) == ([], 1), "cells of others and other cells are not asked for"
 
 
 @pytest.mark.parametrize(
@@ -286,6 +302,18 @@ def test_without_matplotlib_the_text_stays_and_the_page_says_how(act, keep, tmp_
     assert "pip install -r requirements-report.txt" in act.warned[0]
     with pytest.raises(AnsibleActionFail, match="pip install -r requirements-report.txt"):
         act(**asked, required=True)
+
+
+def test_a_report_has_the_profiles_that_are_asked_for(act, keep, tmp_path):
+    keep(runs=[run(1, 10.0)])
+    keep(profile="mtp", runs=[run(1, 20.0)])
+    asked = {"do": "report", "folders": [str(tmp_path)], "servers": ["node1-gpu0"], "out": str(tmp_path / "r.html")}
+    answer = act(**asked, profiles=["nomtp"], required=True)
+    assert [profile["name"] for profile in answer["comparisons"][0]["profiles"]] == ["nomtp"]
+    assert "mtp*" not in answer["text"]
+    assert len(act(**asked, profiles=[])["comparisons"][0]["profiles"]) == 2
+    with pytest.raises(AnsibleActionFail, match="nothing was measured yet of other on node1-gpu0"):
+        act(**asked, profiles=["other"], required=True)
 
 
 def test_nothing_measured_is_refused_where_a_report_is_wanted(act, tmp_path):

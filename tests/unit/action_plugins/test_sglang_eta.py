@@ -87,8 +87,16 @@ def test_counters_that_were_read_live_are_taken_instead(act, tmp_path):
     assert told["eta"]["tok_s"] == figure
     assert told["eta"]["unknown"] == ["node2-gpu0"]
     assert told["servers"][1]["source"] == "its node gave no answer"
-    with pytest.raises(AnsibleActionFail, match="no server's speed is known"):
-        act(live=[{**live[0], "tok_s": None, "detail": "it generated nothing (0 requests running)"}])
+
+
+def test_an_idle_fleet_is_told_to_have_no_requests(act):
+    idle = [{"name": "node1-gpu0", "tok_s": None, "running": 0, "waiting": 0, "detail": "it generated nothing in 60 s"}]
+    with pytest.raises(AnsibleActionFail) as caught:
+        act(live=idle, servers=[SERVER, {**SERVER, "name": "node2-gpu0"}])
+    assert caught.value.message == (
+        "no server's counters give a speed (node1-gpu0: it generated nothing in 60 s; node2-gpu0: its node gave no answer):"
+        " send it the job's requests and read again, or leave -e live=true out for what was measured"
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,6 +107,8 @@ def test_counters_that_were_read_live_are_taken_instead(act, tmp_path):
         ({"done": 2000}, "done is 2000 and samples is 1000"),
         ({"tok_s": -1.0}, "tok_s is -1.0: expected a number above 0"),
         ({"check_only": True, "done": 2000}, "done is 2000 and samples is 1000"),
+        ({"check_only": True, "profile": "r9", "known": ["nomtp", "mtp"]}, "profile 'r9' is not known: known are nomtp, mtp"),
+        ({"check_only": True, "tok_s": 5.0, "live": []}, "-e tok_s=5.0 gives the fleet's speed and -e live=true reads it"),
     ],
 )
 def test_bad_input_is_one_sentence(act, change, said):

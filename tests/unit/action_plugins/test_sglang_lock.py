@@ -72,8 +72,16 @@ def test_a_holder_of_this_machine_that_is_gone_is_put_aside_and_told(run, plugin
     assert result is TAKEN and [args.get("take_over") for args in asked] == [None, "r0"]
     assert plugin.shown == ["the lock of the fleet was bob's since noon, whose run is over: taken over"]
     plugin.shown.clear()
+    run(held(holder), TAKEN, name="sglang_gpu0.compare")
+    assert plugin.shown == ["the lock sglang_gpu0.compare was bob's since noon, whose run is over: taken over"]
+    plugin.shown.clear()
     run(held(holder), TAKEN, check=True)
     assert plugin.shown == [], "who only looks takes nothing over"
+
+
+def test_a_holder_says_what_it_holds_it_for(run):
+    with pytest.raises(AnsibleActionFail, match="bob compares profiles on n-gpu0 since noon .*, so nothing was touched: "):
+        run(held({"pid": 1, "controller": "desk", "doing": "compares profiles on n-gpu0"}))
 
 
 @pytest.mark.parametrize("elsewhere", [{"boot_id": "another"}, {"pid_namespace": "pid:[1]"}])

@@ -87,6 +87,11 @@ def test_a_near_miss_is_refused_with_what_was_meant(run, typed, meant):
     assert refusal(run, {typed: "x"}) == f"-e {typed} is not an option of this playbook: did you mean '{meant}'?"
 
 
+def test_another_word_for_an_option_is_refused_with_what_was_meant(run):
+    assert refusal(run, {"output": "x"}, options={"out": "path"}).endswith("did you mean 'out'?")
+    assert run({"output": 9}, options={"out": "path", "output_tokens": "int"})["changed"] is False
+
+
 def test_a_variable_of_a_role_that_is_near_an_option_is_no_misspelling(run):
     assert run({"sglang_server_replace": True}, options={"sglang_router_replace": "bool"})["changed"] is False
     assert "did you mean" in refusal(run, {"sglang_sever_replace": True}, options={"sglang_server_replace": "bool"})

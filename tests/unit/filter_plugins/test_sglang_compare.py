@@ -125,6 +125,7 @@ def test_one_boot_that_served_two_workloads_counts_once():
     [
         ({"workload": {**WORKLOAD, "id": "ffff", "output_tokens": 512}}, "they differ in workload: short: 128 in, 256 out"),
         ({"model": "another"}, "they differ in model: qwen3.6-27b; another"),
+        ({"model_path": "/srv/b"}, "they differ in model files: /srv/models/Qwen3.6-27B; /srv/b"),
         ({"release": "0.5.23"}, "they differ in release: SGLang 0.5.17; SGLang 0.5.23"),
         ({"gpus": ["NVIDIA L4"]}, "they differ in GPU: NVIDIA H200; NVIDIA L4"),
     ],
@@ -143,6 +144,19 @@ def test_a_profile_with_unlike_flags_is_refused_by_the_flag():
                 record(runs=[run(1, 10)], flags=[["--mem-fraction-static", "0.9"]], launch_sha256="other"),
             ]
         )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"output_tok_s": "69"}, "output_tok_s of a run at concurrency 4 is '69': expected a number"),
+        ({"ttft_ms": {"median": True, "p99": 1.0}}, "ttft_ms.median of a run at concurrency 4 is True: expected a number"),
+    ],
+)
+def test_a_figure_that_is_no_number_is_one_sentence(change, said):
+    with pytest.raises(AnsibleTypeError) as caught:
+        compare([record(runs=[run(4, 69.0, **change)])])
+    assert said in str(caught.value)
 
 
 @pytest.mark.parametrize("bad", [None, "records", [1], {"a": 1}])
@@ -170,12 +184,14 @@ def test_records_fall_apart_by_workload_model_release_and_gpu():
         *curve("nomtp", {1: 10}),
         *curve("nomtp", {1: 10}, workload=other),
         *curve("nomtp", {1: 10}, release="0.5.23"),
+        *curve("nomtp", {1: 10}, model_path="/srv/other", release="0.5.23"),
         *curve("nomtp", {1: 10}, gpus=["NVIDIA L4"], server="node2-gpu0"),
     ]
     found = comparisons(records)
     assert [(one["gpus"], one["release"], one["workload"]["name"]) for one in found] == [
         (["NVIDIA H200"], "0.5.17", "long"),
         (["NVIDIA H200"], "0.5.17", "short"),
+        (["NVIDIA H200"], "0.5.23", "short"),
         (["NVIDIA H200"], "0.5.23", "short"),
         (["NVIDIA L4"], "0.5.17", "short"),
     ]
@@ -188,6 +204,16 @@ def test_only_the_newest_series_counts_and_the_newest_flags_in_it():
     assert cell(one, "nomtp", 1)["output_tok_s"] == {"median": 30, "min": 30, "max": 30, "runs": 1}
     (two,) = comparisons([*old, *curve("nomtp", {1: 20})])
     assert cell(two, "nomtp", 1)["output_tok_s"]["median"] == 20
+
+
+def test_only_what_is_asked_for_is_shown():
+    records = [*curve("nomtp", {1: 10}), *curve("mtp", {1: 20}), *curve("other", {1: 30}), refused("broken", "no such flag")]
+    (asked,) = comparisons(records, ["nomtp", "mtp"])
+    assert [profile["name"] for profile in asked["profiles"]] == ["nomtp", "mtp"]
+    assert asked["crossover"]["winners"][0]["profile"] == "mtp"
+    assert [profile["name"] for profile in comparisons(records)[0]["profiles"]] == ["nomtp", "mtp", "other", "broken"]
+    with pytest.raises(AnsibleTypeError, match="profiles is 'nomtp': expected a list of names"):
+        comparisons(records, "nomtp")
 
 
 def test_a_profile_that_did_not_start_is_told_and_others_stay():
@@ -203,6 +229,12 @@ def test_a_profile_that_did_not_start_is_told_and_others_stay():
 def test_what_is_uneven_is_noted():
     result = compare([*curve("nomtp", {1: 10}), *curve("mtp", {1: 10}, server="node1-gpu1")])
     assert result["notes"] == ["nomtp was measured on node1-gpu0 only", "mtp was measured on node1-gpu1 only"]
+
+
+def test_a_driver_that_changed_is_noted():
+    result = compare([*curve("nomtp", {1: 10}), *curve("mtp", {1: 10}, driver="590.1", at="2026-11-30T10:00:00.000Z")])
+    assert result["notes"] == ["the driver differs between the runs: 580.95.05 (nomtp); 590.1 (mtp)"]
+    assert result["drivers"] == ["580.95.05", "590.1"]
 
 
 # Speculation
@@ -257,9 +289,26 @@ def test_single_runs_have_no_spread():
     assert told["text"].endswith("; single runs, so the spread is not known")
 
 
+def test_a_third_that_was_measured_once_hides_no_spread():
+    two = {"a": line(c1=100, c4=100), "b": line(c1=99.5, c4=10)}
+    third = [{"concurrency": at, "tok_s": figure(5.0)} for at in (1, 4)]
+    told = crossover({**two, "c": third})
+    assert [winner["clear"] for winner in told["winners"]] == [False, True]
+    assert told["text"].endswith("; within the spread of the repeats at 1")
+    # One run that lies in the range of the winner is within the spread too; one that does not tells nothing.
+    once = [{"concurrency": 1, "tok_s": figure(99.5)}, {"concurrency": 4, "tok_s": figure(10.0)}]
+    told = crossover({"a": two["a"], "b": once})
+    assert [winner["clear"] for winner in told["winners"]] == [False, None]
+    assert told["text"].endswith("at 1; single runs at 4, so the spread is not known")
+
+
 def test_without_two_profiles_there_is_nothing_to_compare():
-    assert crossover({"a": line(c1=1), "b": line(c4=1)})["text"] == "nothing to compare: only a, b was measured"
-    assert crossover({})["winners"] == []
+    assert crossover({"a": line(c1=1), "b": line(c4=1)})["text"] == "nothing to compare: a, b have no concurrency in common"
+    assert crossover({"a": line(c1=1)})["text"] == "nothing to compare: only a was measured"
+    assert crossover({}) == {
+        "winners": [], "segments": [], "crossings": [],
+        "text": "nothing to compare: no profile was measured without a failed request",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("bad", [0, -1.0, True, None, {"median": 0}, {"median": -1}])
@@ -323,17 +372,19 @@ def test_a_figure_as_text():
     assert shown(None) is None
     assert shown(figure(1738.25)) == "1738.2"
     assert shown(figure(1.0, 2.0, 4.0), 2) == "2.00 (1.00-4.00)"
+    assert shown(figure(0.011, 0.012, 0.0141), 2) == "0.01", "a spread that does not show is none"
 
 
 def test_tables_keep_to_their_columns():
     result = compare([*curve("nomtp", {1: 69.0, 48: 1917.0}), *curve("mtp_hicache", {1: 160.0, 48: 2820.0}, accept=3.2)])
-    tables = report([result]).split("\n\n")[1:4]
-    assert max(len(row) for part in tables for row in part.splitlines()) <= 72
+    single = curve("mtp", {1: 161.0, 48: 1918.0}, repeats=1)
+    for found in (result, compare([*curve("nomtp", {1: 69.0, 48: 1917.0}), *single, refused("broken", "a reason " * 20)])):
+        assert max(len(row) for row in report([found]).splitlines()) <= 72
 
 
 def test_errors_and_refusals_are_told():
     bad = record("mtp", runs=[run(8, 9.0, failed=2)], outcome="failed", error="2 of 32 requests failed")
-    text = report(comparisons([*curve("nomtp", {8: 10}), bad, refused("mtp_hicache", "no host memory")]))
+    text = report(comparisons([*curve("nomtp", {8: 10}), bad, refused("mtp_hicache", "no host memory")])).replace("\n", " ")
     assert "mtp on node1-gpu0 had errors (repeat 1), not averaged in: 2 of 32 requests failed" in text
     assert "mtp_hicache on node1-gpu0 did not start (repeat 1): no host memory" in text
     assert "0, 1 failed" in text

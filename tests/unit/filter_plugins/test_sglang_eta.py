@@ -158,6 +158,13 @@ def test_the_workload_nearest_to_the_job_counts():
     assert "9 prompts of a file" in report(eta(speeds([one()], records, 2500), 10, 2500, NOW), speeds([one()], records, 2500))
 
 
+def test_a_workload_unlike_the_job_is_told():
+    found = speeds([one()], curve("nomtp", {16: 900}), 2500)
+    text = report(eta(found, 10, 2500, NOW), found)
+    assert "measured, short: 128 in, 256 out, random tokens; unlike the job, which has 2,500 out" in text
+    assert "unlike the job" not in report(eta(found, 10, 500, NOW), found)
+
+
 def test_failed_runs_and_older_launches_and_series_do_not_count():
     records = [
         *curve("nomtp", {16: 100}, series="2026-01-01"),

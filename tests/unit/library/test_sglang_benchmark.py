@@ -199,6 +199,24 @@ def test_requests_refused_inside_the_stream_fail_with_the_servers_reason(run, en
     assert os.path.exists(result["raw"])
 
 
+def test_a_prompt_that_is_too_long_is_named_with_the_servers_reason(run, engine, server, tmp_path):
+    sent = []
+
+    class Recorded(Handler):
+        def do_POST(self):
+            sent.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            super().do_POST()
+
+    server.RequestHandlerClass = Recorded
+    lines = [{"prompt": "short"} for _ in range(31)]
+    lines.insert(7, {"prompt": "a longer one " * 100})
+    result = run(python=engine("too_long"), prompts=prompts(tmp_path, *lines))
+    told = f"{REFUSAL} (prompt 8, the longest with 1,300 characters)"
+    assert result["msg"].endswith(f"failed at concurrency 2, the first with: {told}")
+    assert result["errors"] == [told]
+    assert [(body["text"], body["sampling_params"]["max_new_tokens"]) for body in sent] == [("a longer one " * 100, 256)]
+
+
 def test_a_lost_connection_fails_with_its_error(run, engine):
     result = run(python=engine("dropped"))
     assert "4 of 16 requests" in result["msg"]

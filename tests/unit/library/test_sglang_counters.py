@@ -81,7 +81,7 @@ def test_a_server_that_cannot_be_read_says_why(metrics, read, helpers):
     answer = read(still, restarted, without, other, helpers.free_port())
     assert answer["rc"] == 0
     assert [server["detail"] for server in answer["servers"]] == [
-        "it generated nothing (3 requests running)",
+        "it generated nothing in 1 s (3 requests running)",
         "it was restarted while it was read",
         "it has no /metrics: add enable-metrics to its profile",
         "its /metrics has no sglang:num_running_reqs: is it SGLang, with enable-metrics?",

@@ -58,6 +58,14 @@ def test_a_holder_whose_time_is_over_holds_nothing(held):
     assert held(run="r2", who="bob@desk")["holder"]["run"] == "r2"
 
 
+def test_the_lock_of_a_server_is_another_than_that_of_the_fleet(held):
+    held()
+    answer = held(run="r2", who="bob@desk", name="sglang_gpu0.compare")
+    assert answer["holder"]["run"] == "r2" and held.path.with_name("sglang_gpu0.compare.lock.json").exists()
+    assert held(run="r1", name="sglang_gpu0.compare")["cause"] == "held"
+    assert held(run="r1", name="sglang_gpu1.compare")["rc"] == 0
+
+
 def test_check_mode_looks_and_takes_nothing(held):
     assert held(check=True)["rc"] == 0 and not held.path.exists()
     held()

@@ -309,6 +309,18 @@ def test_replace_stops_and_starts(module, fleet, call):
     assert fleet.state["previous"]["argv"] == fleet.args()["argv"]
 
 
+def test_what_is_to_be_measured_is_started_anew_also_where_it_runs(module, fleet, call):
+    args = fleet.args(body=body("import time; time.sleep(60)"))
+    first = call(module, args)
+    anew = {**args, "anew": True, "replace": True}
+    checked = call(module, {**anew, "state": "checked"})
+    assert (checked["would_change"], checked["restarts"], checked["pid"]) == (True, True, first["pid"])
+    second = call(module, anew)
+    assert second["changed"] and second["pid"] != first["pid"] and second["log"] != first["log"]
+    assert identity(second["pid"]) == second["identity"] and fleet.pids() == {second["pid"]}
+    assert second["launch_sha256"] == first["launch_sha256"] and fleet.state["previous"] is None
+
+
 def test_what_ran_is_kept_whole_and_a_restart_of_the_same_forgets_nothing(module, fleet, call):
     call(module, fleet.args(run="r1"))
     fleet.ready()

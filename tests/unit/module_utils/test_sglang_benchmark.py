@@ -75,12 +75,25 @@ def test_prompts_are_read_in_the_forms_that_people_have(line, prompt):
 @pytest.mark.parametrize(
     "line",
     [
-        "no json", "[]", "3", "{}", '{"prompt": ""}', '{"prompt": 3}', '{"messages": []}', '{"messages": "q"}',
+        "[]", "3", "{}", '{"prompt": ""}', '{"prompt": 3}', '{"messages": []}', '{"messages": "q"}',
         '{"messages": [{"role": "user", "content": ["an image"]}]}', '{"conversations": [{"from": "gpt", "value": "a"}]}',
     ],
 )  # fmt: skip
 def test_a_line_that_is_no_prompt_is_named(line):
     with pytest.raises(ValueError, match="line 2 has no prompt"):
+        benchmark.read_prompts('{"prompt": "good"}\n' + line)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("no json", "line 2 is no JSON"),
+        ('{"prompt": "cut', "line 2 is no JSON"),
+        ('{"prompt": "a", "messages": [{"role": "user", "content": "b"}]}', "line 2 has prompt and messages: which of them"),
+    ],
+)
+def test_a_line_that_cannot_be_meant_says_why(line, said):
+    with pytest.raises(ValueError, match=said):
         benchmark.read_prompts('{"prompt": "good"}\n' + line)
 
 
