@@ -1,9 +1,13 @@
 # Copyright: sglang-fleet contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Records as compare.yml keeps them, made up: figures in them are nobody's."""
+"""Records and locks as compare.yml keeps them, made up: figures in them are nobody's."""
 
 from __future__ import annotations
+
+import os
+
+from ansible.module_utils import sglang_process
 
 WORKLOAD = {
     "id": "0123456789ab", "name": "short", "source": "random", "prompts": None, "prompts_sha256": None, "input_tokens": 128,
@@ -110,3 +114,11 @@ def refused(profile, error, repeat=1, **more):
     for key in ("workload", "runs", "boot", "raw", "measured_at", "outcome"):
         del known[key]
     return {**known, "kind": "refused", "error": error, **more}
+
+
+def holder(server, alive=True):
+    """Who holds the lock of a server: this very process, or one that it could see and that is gone."""
+    told = {"schema": 1, "run": "r0", "who": "bob@desk", "since": "noon", "until": "one", "until_epoch": 2**40}
+    told |= {"controller": "desk", "pid_namespace": os.readlink("/proc/self/ns/pid"), **sglang_process.identity(os.getpid())}
+    told["doing"] = f"compares profiles on {server}"
+    return told if alive else {**told, "start_ticks": told["start_ticks"] - 1}

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 import threading
@@ -14,7 +13,7 @@ import threading
 import pytest
 import requests
 import yaml
-from ansible.module_utils import sglang_process
+from helpers.compare import holder
 
 from ..conftest import Fleet, free_ports
 
@@ -63,14 +62,6 @@ def fleet(engine, tmp_path_factory):
     stopped = fleet.run("stop", sglang_stop_timeout=5)
     assert stopped.rc == 0, stopped.stdout
     assert list((fleet.artifacts / "prometheus/targets").iterdir()) == [], "what is stopped on purpose is no alarm"
-
-
-def holder(alive=True):
-    """Who holds a lock: this very process, or one that it could see and that is gone."""
-    told = {"schema": 1, "run": "r0", "who": "bob@desk", "since": "noon", "until": "one", "until_epoch": 2**40}
-    told |= {"controller": "desk", "pid_namespace": os.readlink("/proc/self/ns/pid"), **sglang_process.identity(os.getpid())}
-    told["doing"] = f"compares profiles on {SERVER}"
-    return told if alive else {**told, "start_ticks": told["start_ticks"] - 1}
 
 
 def compare(fleet, **options):
@@ -235,7 +226,7 @@ def test_a_run_that_was_cut_is_gone_on_with(fleet, compared):
     target = stale_target(fleet)
     # Its lock too, whose holder is gone.
     lock = fleet.root / "run/sglang_cpu0.compare.lock.json"
-    lock.write_text(json.dumps(holder(alive=False)))
+    lock.write_text(json.dumps(holder(SERVER, alive=False)))
     again = compare(fleet)
     assert again.rc == 0, again.stdout
     assert not lock.exists()
@@ -260,22 +251,6 @@ def test_the_report_is_made_again_from_records(fleet, compared, tmp_path):
     assert made.rc == 0, made.stdout
     page = (tmp_path / "again.html").read_text()
     assert "narrow" in page and "broken did not start" in page and page.count("<svg") >= 4
-
-
-@pytest.mark.parametrize("playbook", ["compare", "deploy", "swap", "benchmark", "stop"])
-def test_a_server_whose_profiles_are_compared_is_left_to_that(fleet, compared, playbook):
-    lock = fleet.root / "run/sglang_cpu0.compare.lock.json"
-    lock.write_text(json.dumps(holder()))
-    before = runs_now(fleet)
-    try:
-        options = {"profiles": ["narrow", "wide"]} if playbook == "compare" else {}
-        result = fleet.run(playbook, cmdline=f"--limit {SERVER}", **options)
-    finally:
-        held = lock.exists()
-        lock.unlink(missing_ok=True)
-    assert result.rc != 0 and held
-    assert f"bob@desk compares profiles on {SERVER} since noon" in re.sub(r"\s+", " ", result.stdout)
-    assert runs_now(fleet) == before
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import pytest
 import yaml
+from helpers.compare import holder
 
 from ..conftest import ROOT, Fleet, free_ports
 
@@ -118,3 +120,21 @@ def test_a_server_that_a_swap_has_is_refused(fleet):
     swap.write_text(json.dumps({**begun, "outcome": "lost"}))
     over = fleet.run("compare", **asked)
     assert over.rc == 0, over.stdout
+
+
+@pytest.mark.parametrize("playbook", ["compare", "deploy", "swap", "benchmark", "stop"])
+def test_a_server_whose_profiles_are_compared_is_left_to_that(fleet, playbook):
+    lock = fleet.root / "run/sglang_gpu2.compare.lock.json"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    lock.write_text(json.dumps(holder("here-gpu2")))
+    options = {"profiles": ["nomtp", "mtp"]} if playbook == "compare" else {}
+    result = fleet.run(playbook, cmdline="--limit here-gpu2", **options)
+    assert result.rc != 0 and lock.exists()
+    assert "bob@desk compares profiles on here-gpu2 since noon" in re.sub(r"\s+", " ", result.stdout)
+    assert not (fleet.root / "run/sglang_gpu2.json").exists()
+    # Gone by now: nothing is held, and who only looks takes nothing over.
+    lock.write_text(json.dumps(holder("here-gpu2", alive=False)))
+    if playbook in ("compare", "stop"):
+        after = fleet.run(playbook, cmdline="--check --limit here-gpu2", **options)
+        assert after.rc == 0 and lock.exists(), after.stdout
+    lock.unlink()
