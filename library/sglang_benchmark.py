@@ -199,29 +199,23 @@ import urllib.request
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_benchmark import (
-    CHAT_DRIVER,
     DRIVER,
     NO_TEXT,
+    BenchmarkError,
     command_line,
     custom_dataset,
     failures,
     last_line,
     number_of_requests,
+    offline,
     parse_records,
-    read_prompts,
+    prompts_of,
     storable,
     summarise,
+    tokenized,
 )
 
 OUTPUT_LINES = 20
-
-
-class BenchmarkError(Exception):
-    """The measurement failed; the text is one sentence for a person."""
-
-    def __init__(self, text, errors=()):
-        super().__init__(text)
-        self.errors = list(dict.fromkeys(errors))
 
 
 class Server:
@@ -364,13 +358,7 @@ class Benchmark:
     def _prompts(self, path):
         """Write the prompts as bench_serving reads them, and return the path."""
         source = self.asked["prompts"]
-        try:
-            with open(source, encoding="utf-8") as file:
-                prompts = read_prompts(file.read())
-        except OSError as error:
-            raise BenchmarkError(f"Cannot read {source} ({error.strerror}): set prompts to a file on the node.") from error
-        except ValueError as error:
-            raise BenchmarkError(f"{source}: {error}: each line is a JSON mapping with one of these.") from error
+        prompts = list(prompts_of(source).values())
         most = max(self.requests(concurrency) for concurrency in self.asked["concurrencies"])
         if len(prompts) < most:
             raise BenchmarkError(
@@ -384,24 +372,13 @@ class Benchmark:
 
     def _texts(self, prompts):
         """The prompts as text, chats through the model's own template."""
-        chats = [prompt for prompt in prompts if not isinstance(prompt, str)]
-        if not chats:
+        if all(isinstance(prompt, str) for prompt in prompts):
             return prompts
-        arguments = [self.python, "-c", CHAT_DRIVER, self.asked["tokenizer"]]
-        try:
-            done = subprocess.run(
-                arguments, input=json.dumps(chats), env=self._environment(), capture_output=True, text=True,
-                timeout=self.asked["timeout"], check=False,
-            )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise BenchmarkError(f"Cannot write the chats with {self.python} ({error}): is the engine whole?") from error
-        if done.returncode != 0:
-            raise BenchmarkError(
-                f"{self.asked['tokenizer']} cannot write the chats of {self.asked['prompts']} ({last_line(done.stderr)}):"
-                " give prompts as text, or a model with a chat template."
-            )
-        written = iter(json.loads(done.stdout.splitlines()[-1]))
-        return [prompt if isinstance(prompt, str) else next(written) for prompt in prompts]
+        asked = self.asked
+        written = tokenized(
+            prompts, self.python, asked["tokenizer"], self._environment(), asked["timeout"], name=asked["prompts"]
+        )
+        return [text for text, _tokens in written]
 
     def _run(self, records, cwd, prompts):
         arguments = [self.python, "-c", DRIVER, records, json.dumps(self.command_lines(records, prompts))]
@@ -430,20 +407,7 @@ class Benchmark:
         self._judge(status)
 
     def _environment(self):
-        environment = dict(os.environ)
-        # A key of the login's own is not for this server, and CI mode would empty the server's cache.
-        for name in ("OPENAI_API_KEY", "API_KEY", "SGLANG_IS_IN_CI"):
-            environment.pop(name, None)
-        environment.update(
-            {
-                "HF_HUB_OFFLINE": "1",
-                "TRANSFORMERS_OFFLINE": "1",
-                "PYTHONUNBUFFERED": "1",
-                "NO_PROXY": "*",
-                "no_proxy": "*",
-            }
-        )
-        environment.update({name: str(value) for name, value in self.asked["env"].items()})
+        environment = offline(self.asked["env"])
         if self.asked["api_key"]:
             environment["OPENAI_API_KEY"] = self.asked["api_key"]
         return environment

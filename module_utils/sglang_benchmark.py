@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
 
 # Importing bench_serving takes longer than a short benchmark: one process runs its command line for each concurrency.
 # It stops at the first run with a failed request: against a dead server each further run would wait a minute for it.
@@ -35,19 +37,32 @@ LEAST_OUTPUT = 0.95
 
 NO_TEXT = "the server answered without any text, see its log"
 
-# Writes chats as the server's own chat endpoint would, with the model's template; a tokenizer adds the first token itself.
-# Argument: the model's folder. In: a JSON list of lists of messages. Out: a JSON list of texts.
-CHAT_DRIVER = """
+# Writes prompts as the server gets them and counts their tokens as it does, chats as its own chat endpoint would, with the
+# model's template; a tokenizer adds the first token itself. No tokenizer needs torch, which takes most of the import.
+# Argument: the model's folder. In: a JSON list of texts and of lists of messages. Out: for each a text and its tokens.
+PROMPT_DRIVER = """
 import json, sys
+sys.modules["torch"] = None
 from transformers import AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], local_files_only=True, trust_remote_code=False)
 texts = []
-for messages in json.load(sys.stdin):
-    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+for prompt in json.load(sys.stdin):
+    if isinstance(prompt, str):
+        texts.append(prompt)
+        continue
+    text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
     start = tokenizer.bos_token
     texts.append(text[len(start):] if start and text.startswith(start) else text)
-json.dump(texts, sys.stdout)
+json.dump([[text, len(ids)] for text, ids in zip(texts, tokenizer(texts)["input_ids"])], sys.stdout)
 """
+
+
+class BenchmarkError(Exception):
+    """What was asked can't be measured; the text is one sentence for a person, `errors` are those of requests."""
+
+    def __init__(self, text, errors=()):
+        super().__init__(text)
+        self.errors = list(dict.fromkeys(errors))
 
 
 def number_of_requests(concurrency, per_concurrency, least):
@@ -104,12 +119,12 @@ FORMS = ("prompt", "text", "messages", "conversations")
 
 
 def read_prompts(text):
-    """Prompts of a JSONL file: texts as they are, chats as lists of messages. ValueError names the first line that is none.
+    """Prompts of a JSONL file by line: texts as they are, chats as lists of messages. ValueError names the first bad line.
 
     A line has one of `prompt` or `text` (a string), `messages` (of `role` and `content`), or `conversations` (the same, or
     ShareGPT's `from` and `value`), of which what comes before the first answer is taken.
     """
-    prompts = []
+    prompts = {}
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -121,7 +136,7 @@ def read_prompts(text):
         if len(given) > 1:
             raise ValueError(f"line {number} has {' and '.join(given)}: which of them is to be sent?")
         try:
-            prompts.append(_prompt(entry))
+            prompts[number] = _prompt(entry)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ValueError(f"line {number} has no {', '.join(FORMS[:-1])} or {FORMS[-1]} to send") from None
     if not prompts:
@@ -147,6 +162,97 @@ def _prompt(entry):
     if not messages:
         raise ValueError("no question")
     return messages
+
+
+def prompts_of(path, name=None):
+    """What `read_prompts` finds in a file, which a person knows as `name`. BenchmarkError where it can't be read."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return read_prompts(file.read())
+    except OSError as error:
+        raise BenchmarkError(f"Cannot read {name or path} ({error.strerror}): set prompts to a file on the node.") from error
+    except ValueError as error:
+        raise BenchmarkError(f"{name or path}: {error}: each line is a JSON mapping with one of these.") from error
+
+
+def tokenized(prompts, python, model, environment, timeout, name):
+    """`(text, tokens)` of each prompt, by the model's own tokenizer. BenchmarkError where it can't be told."""
+    try:
+        done = subprocess.run(
+            [python, "-c", PROMPT_DRIVER, model],
+            input=json.dumps(prompts),
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BenchmarkError(
+            f"The tokenizer of {model} took more than {timeout} s for {name}: raise timeout, or give fewer prompts."
+        ) from error
+    except OSError as error:
+        raise BenchmarkError(f"Cannot start {python} ({error.strerror}): set python to that of an installed engine.") from error
+    if done.returncode != 0:
+        raise BenchmarkError(
+            f"The tokenizer of {model} cannot write {name} ({last_line(done.stderr)}):"
+            " chats need a model with a chat template, any prompt a tokenizer without code of its own."
+        )
+    return [tuple(pair) for pair in json.loads(done.stdout.splitlines()[-1])]
+
+
+def offline(env):
+    """The environment of whatever runs beside the server: nothing of the login's own, nothing that goes out."""
+    environment = dict(os.environ)
+    # A key of the login's own is not for this server, and CI mode would empty the server's cache.
+    for name in ("OPENAI_API_KEY", "API_KEY", "SGLANG_IS_IN_CI"):
+        environment.pop(name, None)
+    environment.update(
+        {
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            "PYTHONUNBUFFERED": "1",
+            "NO_PROXY": "*",
+            "no_proxy": "*",
+        }
+    )
+    environment.update({name: str(value) for name, value in env.items()})
+    return environment
+
+
+# As SGLang's get_context_length goes through them.
+CONTEXT_KEYS = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings")
+
+
+def model_context(config):
+    """Tokens of context that SGLang gives a model without `context-length`; None where its config.json does not tell."""
+    parts = (config.get(key) for key in ("text_config", "llm_config", "language_config"))
+    text = next((part for part in parts if isinstance(part, dict)), config)
+    rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    stretched = "original_max_position_embeddings" not in rope and rope.get("rope_type") != "llama3"
+    factor = (rope.get("factor") or 1) if stretched else 1
+    return next((int(factor * text[key]) for key in CONTEXT_KEYS if text.get(key)), None)
+
+
+def misfit(what, tokens, output_tokens, contexts, own):
+    """The sentence that refuses a request longer than a context, None where it fits.
+
+    `what`: who has so many `tokens`. `contexts`: context-length by profile, None where it has none. `own`: the model's context,
+    None where it is not known.
+    """
+    total = tokens + output_tokens
+    small = {profile: asked or own for profile, asked in contexts.items() if total > (asked or own or total)}
+    if not small:
+        return None
+    told = [f"profile {name} has a context of {has}{'' if contexts[name] else ', as the model'}" for name, has in small.items()]
+    ways = ["shorten it", "ask for less output"]
+    # A profile that has the model's whole context, or that would need more, has nothing to raise.
+    if all(contexts[name] for name in small) and total <= (own or total):
+        ways.append(f"raise context-length in profile {' and '.join(small)}{f' (the model has {own})' if own else ''}")
+    return (
+        f"{what} has {tokens} tokens and {output_tokens} are asked for as output, {total} together, but {' and '.join(told)}: "
+        f"{', '.join(ways[:-1])} or {ways[-1]}."
+    )
 
 
 def custom_dataset(texts):

@@ -123,8 +123,12 @@ def test_chats_are_written_with_the_models_template(run, engine, tmp_path):
     chats = [{"messages": [{"role": "user", "content": f"question {number}"}]} for number in range(31)]
     path = prompts(tmp_path, {"text": "as it is"}, *chats)
     asked = tmp_path / "asked"
-    answer = 'import json, sys; print(json.dumps(["<" + chat[0]["content"] + ">" for chat in json.load(sys.stdin)]))'
-    # What the driver of the templates would answer: the content of each chat between marks.
+    answer = (
+        "import json, sys\n"
+        'write = lambda prompt: prompt if isinstance(prompt, str) else "<" + prompt[0]["content"] + ">"\n'
+        "print(json.dumps([[write(prompt), 3] for prompt in json.load(sys.stdin)]))"
+    )
+    # What the driver of the tokenizer would answer: a text as it is, the content of a chat between marks.
     script = f"""case "$2" in
 *apply_chat_template*) {sys.executable} -c '{answer}';;
 *) cat "{DATA}/measured.jsonl" > "$3"; cat "$(dirname "$3")/prompts.jsonl" > {asked};;
@@ -133,7 +137,7 @@ esac"""
     texts = [json.loads(line)["conversations"][0]["content"] for line in asked.read_text(encoding="utf-8").splitlines()]
     assert texts[:3] == ["as it is", "<question 0>", "<question 1>"]
     failing = run(python=engine(script="echo no template >&2; exit 1"), prompts=path, label="again")
-    assert "cannot write the chats of" in failing["msg"] and "(no template)" in failing["msg"]
+    assert "cannot write" in failing["msg"] and "(no template)" in failing["msg"]
 
 
 def test_bad_prompts_are_told(run, engine, tmp_path):

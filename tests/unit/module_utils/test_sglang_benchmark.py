@@ -69,7 +69,7 @@ def test_texts_of_a_file_are_sent_with_an_empty_cache():
     ],
 )
 def test_prompts_are_read_in_the_forms_that_people_have(line, prompt):
-    assert benchmark.read_prompts(json.dumps(line, ensure_ascii=False) + "\n\n") == [prompt]
+    assert benchmark.read_prompts("\n" + json.dumps(line, ensure_ascii=False) + "\n\n") == {2: prompt}
 
 
 @pytest.mark.parametrize(
