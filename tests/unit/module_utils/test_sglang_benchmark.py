@@ -205,3 +205,38 @@ def test_the_driver_stops_at_a_run_with_failures(tmp_path, monkeypatch, first, r
     exec(benchmark.DRIVER, {})
     assert len(calls) == ran
     assert calls[0] == ("sglang.bench_serving", "__main__", ["bench_serving", "--seed", "1"])
+
+
+@pytest.mark.parametrize(
+    ("config", "context"),
+    [
+        ({"max_position_embeddings": 40960}, 40960),
+        ({"text_config": {"max_position_embeddings": 262144}, "max_position_embeddings": 1}, 262144),
+        ({"max_position_embeddings": 2048, "seq_length": 8192}, 8192),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}, 16384),
+        ({"max_position_embeddings": 4096, "rope_scaling": None}, 4096),
+        # Whose figure is the stretched one already.
+        ({"max_position_embeddings": 163840, "rope_scaling": {"factor": 40, "original_max_position_embeddings": 4096}}, 163840),
+        ({"max_position_embeddings": 131072, "rope_scaling": {"factor": 8.0, "rope_type": "llama3"}}, 131072),
+        ({"max_position_embeddings": 4096, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 4096),
+        ({"hidden_size": 64}, None),
+    ],
+)
+def test_a_models_context_is_what_sglang_makes_of_its_config(config, context):
+    assert benchmark.model_context(config) == context
+
+
+@pytest.mark.parametrize(
+    ("contexts", "own", "said"),
+    [
+        ({"a": 100}, 4096, None),
+        ({"a": None}, None, None),
+        ({"a": 99, "b": 98}, 100, "raise context-length in profile a and b (the model has 100)."),
+        ({"a": 99}, None, "raise context-length in profile a."),
+        ({"a": 99, "b": None}, 99, "profile b has a context of 99, as the model: shorten it or ask for less output."),
+        ({"a": 50}, 99, "profile a has a context of 50: shorten it or ask for less output."),
+    ],
+)
+def test_only_what_helps_is_advised(contexts, own, said):
+    told = benchmark.misfit("it", 60, 40, contexts, own)
+    assert told is None if said is None else told.endswith(said)
