@@ -51,8 +51,8 @@ options:
     type: path
   input_tokens:
     description:
-      - Tokens in each request, at least 1. Together with O(output_tokens) they must fit the context. Not read with
-        O(prompts).
+      - Tokens in each request, at least 1. Together with O(output_tokens) they must fit the context, which
+        M(sglang_benchmark_fit) tells before. Not read with O(prompts).
     type: int
     default: 128
   output_tokens:

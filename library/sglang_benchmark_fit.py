@@ -105,9 +105,9 @@ def own_context(folder):
     try:
         with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
             config = json.load(file)
-    except (OSError, ValueError):
-        return None  # a server without it does not start, and says so better
-    return model_context(config) if isinstance(config, dict) else None
+        return model_context(config)
+    except (OSError, ValueError, AttributeError, TypeError):
+        return None  # a model without a good config does not start, and the node's own check says so better
 
 
 def longest(module, asked, name):

@@ -231,7 +231,7 @@ def model_context(config):
     rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
     stretched = "original_max_position_embeddings" not in rope and rope.get("rope_type") != "llama3"
     factor = (rope.get("factor") or 1) if stretched else 1
-    return next((int(factor * text[key]) for key in CONTEXT_KEYS if text.get(key)), None)
+    return next((int(factor * text[key]) for key in CONTEXT_KEYS if text.get(key) is not None), None)
 
 
 def misfit(what, tokens, output_tokens, contexts, own):

@@ -20,10 +20,12 @@ from ..conftest import Fleet, free_ports
 pytestmark = pytest.mark.engine
 
 SERVER = "here-cpu0"
-# Two profiles that differ in nothing but the requests that they run at once, and one that no engine takes.
+# Two profiles that differ in nothing but the requests that they run at once, one with a context of its own, and one
+# that no engine takes.
 PROFILES = {
     "wide": {"args": {"enable-metrics": True, "max-running-requests": 16, "mem-fraction-static": 0.85}},
     "narrow": {"extends": "wide", "args": {"max-running-requests": 1}},
+    "small": {"extends": "wide", "args": {"context-length": 64}},
     "broken": {"extends": "wide", "args": {"no-such-flag": 1}},
 }
 METRIC = re.compile(r"sglang:[a-z0-9_]+")
@@ -180,6 +182,58 @@ def test_prompts_of_a_file_are_sent(fleet, compared, tmp_path):
     assert not (fleet.root / "benchmarks" / SERVER / "prompts.jsonl").exists()
 
 
+@pytest.fixture
+def long_prompt(tmp_path):
+    """A file of prompts whose third line is the longest, and its messages."""
+    messages = [{"role": "user", "content": "Why does the fox jump over it, and again, and again, and again?"}]
+    path = tmp_path / "long.jsonl"
+    lines = [{"prompt": "The quick brown fox"}] * 4
+    path.write_text("\n\n".join(map(json.dumps, [lines[0], {"messages": messages}, *lines[1:]])))
+    return path, messages
+
+
+def test_a_prompt_longer_than_a_context_is_refused_before_anything_is_touched(fleet, compared, long_prompt):
+    path, messages = long_prompt
+    before, kept = runs_now(fleet), list((fleet.artifacts / "compare").rglob("*.json"))
+    body = {"model": "tiny", "messages": messages, "max_tokens": 1}
+    answer = requests.post(f"{fleet.url}/v1/chat/completions", json=body, timeout=60).json()
+    result = compare(fleet, profiles=["narrow", "small"], concurrencies=[1], prompts=str(path))
+    assert result.rc != 0
+    told = result.tasks["Refuse requests that are longer than a context"][SERVER]
+    assert (told["line"], told["context"]) == (3, 4096)
+    tokens = told["tokens"]
+    assert tokens == answer["usage"]["prompt_tokens"], "as the server counts them"
+    assert told["msg"].startswith(
+        f"line 3 of {path}, the longest, has {tokens} tokens and 16 are asked for as output, {tokens + 16} together,"
+        " but profile small has a context of 64: "
+    )
+    assert runs_now(fleet) == before
+    assert list((fleet.artifacts / "compare").rglob("*.json")) == kept
+    assert not (fleet.root / "benchmarks" / SERVER / "prompts.jsonl").exists()
+    assert not (fleet.root / "run/sglang_cpu0.compare.lock.json").exists()
+
+
+@pytest.mark.parametrize("playbook", ["benchmark", "deploy"])
+def test_a_benchmark_longer_than_the_context_is_refused_before_anything_is_touched(fleet, compared, long_prompt, playbook):
+    path, _messages = long_prompt
+    before, kept = runs_now(fleet), list((fleet.artifacts / "benchmarks").rglob("*"))
+    # What a deploy would start would replace what runs.
+    given = {
+        "benchmark": {"sglang_benchmark_prompts": str(path), "sglang_benchmark_output_tokens": 4090},
+        "deploy": {"profile": "small", "replace": True, "sglang_benchmark_output_tokens": 16},
+    }
+    result = fleet.run(playbook, cmdline=f"--limit {SERVER}", **given[playbook])
+    assert result.rc != 0
+    said = result.tasks["Refuse requests that are longer than a context"][SERVER]["msg"]
+    assert said.startswith(
+        {"benchmark": f"line 3 of {path}, the longest, has ", "deploy": "each request of random tokens has 128 "}[playbook]
+    )
+    profile, context = {"benchmark": ("narrow", "4096, as the model"), "deploy": ("small", "64")}[playbook]
+    assert f" together, but profile {profile} has a context of {context}: " in said
+    assert runs_now(fleet) == before
+    assert list((fleet.artifacts / "benchmarks").rglob("*")) == kept
+
+
 def test_a_job_is_dated_from_what_was_measured_and_from_what_runs(fleet, compared):
     job = {"samples": 1000, "output_tokens": 100}
     measured = fleet.run("eta", profile="wide", **job)
@@ -256,7 +310,7 @@ def test_the_report_is_made_again_from_records(fleet, compared, tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"profiles": ["wyde"]}, "profile 'wyde' is not known: known are wide, narrow, broken"),
+        ({"profiles": ["wyde"]}, "profile 'wyde' is not known: known are wide, narrow, small, broken"),
         ({"sweep": "middle"}, "-e sweep is 'middle': expected short, long, both"),
         ({"prompts": "/no/such/file"}, "-e prompts: /no/such/file can't be read: No such file or directory"),
         ({"profile": "wide"}, "compare.yml was given -e profile: it takes several"),

@@ -104,3 +104,12 @@ def test_prompts_are_called_what_a_person_calls_them(fit):
     assert fit("{}")["msg"].startswith("job.jsonl: line 1 has no prompt")
     assert fit(prompts="/no/such", prompts_name="job.jsonl")["msg"].startswith("Cannot read job.jsonl (No such file")
     assert fit(text(1), python="/no/such/python")["warned"][0].startswith("Cannot start /no/such/python")
+
+
+@pytest.mark.parametrize(
+    "config", ["[]", "{", '{"max_position_embeddings": "many", "rope_scaling": {"factor": 2.0}}', '{"rope_scaling": [1]}']
+)
+def test_a_config_that_is_none_is_left_to_the_check_of_the_node(fit, config):
+    (fit.model / "config.json").write_text(config, encoding="utf-8")
+    result = fit(input_tokens=37)
+    assert (result["rc"], result["context"]) == (0, None) and result["warned"]
