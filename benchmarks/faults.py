@@ -91,7 +91,7 @@ class Server:
         if title == "main":
             return self.state["identity"]["pid"]
         found = (stat for stat in self.members() if f"::{title}" in command(stat.pid).split(" ")[0])
-        return next((stat.pid for stat in found), None)
+        return next((stat.pid for stat in sorted(found, key=lambda stat: stat.start_ticks)), None)  # and not what it started
 
     def left(self):
         """What is left of it: processes, its port (strangers aside), temporary files."""
@@ -406,7 +406,9 @@ def renew(rows):
     kept = [[cell.strip() for cell in text.strip("|").split(" | ")] for text in table.splitlines() if text.startswith("| ")][2:]
     merged = {tuple(cells[:2]): cells for cells in kept}
     merged.update((tuple(cells[:2]), cells) for cells in rows)
-    lines = ["| " + " | ".join(cells) + " |" for cells in [HEADERS, ["---"] * len(HEADERS), *merged.values()]]
+    order = {(fault.what, "replay" if fault.replay else "SGLang"): number for number, fault in enumerate(FAULTS)}
+    ordered = sorted(merged.values(), key=lambda cells: order.get(tuple(cells[:2]), len(order)))
+    lines = ["| " + " | ".join(cells) + " |" for cells in [HEADERS, ["---"] * len(HEADERS), *ordered]]
     TABLE.write_text("\n".join([head + BEGIN, "", *lines, "", END + tail]), encoding="utf-8")
 
 

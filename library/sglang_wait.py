@@ -250,6 +250,11 @@ DEAD_STATES = "ZX"
 STOPPED_STATES = "Tt"
 
 
+def title_of(pid):
+    """The title that a process has given itself, or the command that it runs."""
+    return command(pid).split(" ")[0]
+
+
 class Start:
     """One start, as the log, the process and HTTP show it at this moment."""
 
@@ -306,8 +311,9 @@ class Start:
         """Notice SGLang's own processes, by the titles that they give themselves, and one that has gone."""
         for stat in of_session(self.state["identity"]["sid"]):
             if stat.pid not in self.children:
-                title = command(stat.pid).split(" ")[0]
-                if "::" in title:
+                title = title_of(stat.pid)
+                # What a scheduler starts (lscpu, say) has its title until it runs, or for good, and may end.
+                if "::" in title and title_of(stat.parent) != title:
                     self.children[stat.pid] = (stat.start_ticks, title)
         for pid, (start_ticks, title) in self.children.items():
             stat = read_stat(pid)

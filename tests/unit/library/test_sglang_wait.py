@@ -399,6 +399,29 @@ def test_a_child_that_is_gone_without_a_word_is_noticed_though_the_launcher_wait
     assert started.process.poll() is None, "it would wait on"
 
 
+FORKING = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+from sglang_replay import process
+if process.spawn("sglang::detokenizer") and not os.fork():
+    process._set_title("sglang::scheduler")
+    print("Load weight begin. avail mem=1.0 GB", flush=True)
+    if not os.fork():  # as lscpu does, it has the title of the scheduler that started it
+        time.sleep(1)
+        os._exit(0)
+    time.sleep(60)
+time.sleep(60)
+"""
+
+
+def test_what_a_child_starts_and_ends_is_no_child(boot, wait, helpers, root):
+    started = boot(command=[sys.executable, "-c", FORKING, str(root / "tests/replay/site")])
+    child(started, "sglang::scheduler", helpers)
+    answer = wait(started, slice=5)
+    assert "outcome" not in answer, answer["cause"]
+    assert sorted(seen["title"] for seen in answer["children"]) == ["sglang::detokenizer", "sglang::scheduler"]
+
+
 def test_the_kernels_word_on_a_child_is_the_cause(boot, wait, helpers, root, tmp_path, monkeypatch):
     started = boot(command=[sys.executable, "-c", MUTE, str(root / "tests/replay/site")])
     lost = child(started, "sglang::scheduler_TP1", helpers)
