@@ -54,6 +54,8 @@ LOADING = (
 )  # fmt: skip
 # Weights that earlier boots told are not believed where the files at hand say something else: the model was exchanged.
 SAME_WEIGHTS = 0.05
+# Of another's process on the card, GiB from which on it is named: a desktop or a monitor takes less.
+OTHERS_GIB = 1
 STATED = ("gpu_free_gib", "host_free_gb", "cgroup_limit_gb", "gpu")
 TOLERANCE = 0.02
 ROUNDING_GIB = 0.02  # the log prints two decimals
@@ -95,6 +97,9 @@ def plan_request(known):
         "held_gib": {
             gpu["index"]: sum(used["used_gib"] for used in gpu["processes"] if used["pid"] in holds["pids"]) for gpu in cards
         },
+        "others": [
+            {"gpu": gpu["index"], **used} for gpu in cards for used in gpu["processes"] if used["pid"] not in holds["pids"]
+        ],
         "unreachable": bool(found.get("unreachable")),
         "config": model.get("config") or entry.get("config"),
         "weight_bytes": model.get("weight_bytes"),
@@ -227,6 +232,14 @@ def _inputs(server, records, host_gb):
     return {"config": server["config"], "args": server["args"], **figures}, told
 
 
+def _others(server):
+    """What of a card's memory is another's, as a reason of its own: no flag of the server's gets it back."""
+    others = [used for used in server["others"] if (used["used_gib"] or 0) >= OTHERS_GIB]
+    told = [f"pid {used['pid']} holds {used['used_gib']:.2f} GiB of GPU {used['gpu']}" for used in others]
+    who = ("end them if nobody needs them", "these are") if len(told) > 1 else ("end it if nobody needs it", "it is")
+    return [f"{', '.join(told)}: {who[1]} not this server's, {who[0]}"] if told else []
+
+
 def _named(name, function, *args, **kwargs):
     """``function``'s answer, or its error with the server's name before it."""
     try:
@@ -351,6 +364,7 @@ def fleet_plan(servers, records=None, want_running=None, want_context=None, allo
         try:
             inputs[name], told = _named(name, _inputs, server, records or [], nodes[server["node"]].seen_by(server))
             plans[name] = {**_named(name, memory.memory_plan, **inputs[name]), **told, "suggestion": None}
+            plans[name]["reasons"] += _others(server) if plans[name]["reasons"] else []
         except AnsibleFilterError as error:
             if not tolerant:
                 raise

@@ -230,6 +230,21 @@ def test_a_stranger_on_the_card_gives_nothing_back():
     assert running(pids=[])["held_gib"] == {0: 0}
 
 
+def test_whoever_holds_a_card_that_is_too_full_is_named():
+    """On an H200 a plan said to take a larger card, and another process held 110 GiB of this one."""
+    hog = {0: [{"pid": 25742, "used_gib": 110.5}, {"pid": 99, "used_gib": 0.5}]}
+    fleet = planned(request(found=found((29.3,) * 4, hog)))
+    assert not fleet["fits"]
+    told = "pid 25742 holds 110.50 GiB of GPU 0: it is not this server's, end it if nobody needs it"
+    assert fleet["reasons"][-1] == f"n-gpu0: {told}"
+    assert fleet["servers"]["n-gpu0"]["reasons"][-1] == told
+    both = planned(request(found=found((29.3,) * 4, {0: [*hog[0], {"pid": 7, "used_gib": 3.0}]})))
+    assert both["reasons"][-1].endswith(
+        "pid 7 holds 3.00 GiB of GPU 0: these are not this server's, end them if nobody needs them"
+    )
+    assert planned(request(found=found(processes=hog)))["reasons"] == [], "a card with room for both"
+
+
 def test_a_server_that_runs_unchanged_is_not_summed():
     fleet = planned(running(restarts=False, available_gb=100.0))
     assert fleet["servers"]["n-gpu0"]["counted"] is False
