@@ -714,7 +714,7 @@ def test_a_boot_that_found_more_than_was_free_before_tells_no_context():
     assert boot_record(known_server)["context_gib"] is None
 
 
-# -- ten boots on two H200s, one of them made a 96 GB card ------------------------------------------------------------------
+# -- twelve boots on H200s, most of them made a 96 GB card ------------------------------------------------------------------
 H200 = json.loads((DATA / "h200.json").read_text())
 
 
