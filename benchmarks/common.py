@@ -1,7 +1,7 @@
 # Copyright: sglang-fleet contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the measurements share: a quiet machine, a timed command, a playbook's events, a table."""
+"""What the measurements share: a quiet machine, a timed command, a playbook's events, a table, a page that keeps one."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 QUIET_LOAD = 1.0
+# What a page has around a table that a measurement renews.
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 RESULTS = ("runner_on_ok", "runner_on_failed", "runner_on_skipped", "runner_on_unreachable")
 
 
@@ -130,3 +132,19 @@ def spread(values, digits=2):
 def print_table(rows, headers):
     print()
     print(tabulate.tabulate(rows, headers=headers, disable_numparse=True, stralign="right"))
+
+
+def renew(page, headers, rows, order, keys=1):
+    """Write rows into the table between the marks of a page; rows of others, by their first ``keys`` cells, stay as they are.
+
+    ``order``: the keys of all rows that there can be, in the order of the table. What is not among them comes last.
+    """
+    head, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    table, _, tail = rest.partition(END)
+    kept = [[cell.strip() for cell in text.strip("|").split(" | ")] for text in table.splitlines() if text.startswith("| ")][2:]
+    merged = {tuple(cells[:keys]): cells for cells in kept}
+    merged.update((tuple(cells[:keys]), cells) for cells in rows)
+    place = {key: number for number, key in enumerate(order)}
+    ordered = sorted(merged.values(), key=lambda cells: place.get(tuple(cells[:keys]), len(place)))
+    lines = ["| " + " | ".join(cells) + " |" for cells in [headers, ["---"] * len(headers), *ordered]]
+    page.write_text("\n".join([head + BEGIN, "", *lines, "", END + tail]), encoding="utf-8")

@@ -29,7 +29,7 @@ from pathlib import Path
 
 import ansible.module_utils
 import ansible_runner
-from common import ROOT, Failed, moment, playbook_env, print_machine, print_table, write_inventory
+from common import ROOT, Failed, moment, playbook_env, print_machine, print_table, renew, write_inventory
 from helpers.replay import make_replay_venv
 from helpers.runner import kill_controller, start_playbook
 
@@ -38,8 +38,7 @@ ansible.module_utils.__path__.append(str(ROOT / "module_utils"))
 from ansible.module_utils.sglang_process import command, listeners, members, shared_memory_files, unused  # noqa: E402
 from ansible.module_utils.sglang_state import read_state  # noqa: E402
 
-TABLE = ROOT / "docs" / "faults.md"
-BEGIN, END = "<!-- written by benchmarks/faults.py from here -->", "<!-- to here -->"
+PAGE = ROOT / "docs" / "faults.md"
 HEADERS = ["fault", "on", "times", "verdict", "s to the verdict", "s to the deploy's end", "left behind", "measured", "load"]
 AT_ONCE = 4
 POLL_SECONDS = 0.02
@@ -273,6 +272,7 @@ FAULTS = [
     Fault("scheduler killed while loading", strike("scheduler", LOADING), replay="e96_nomtp", speed=4, racy=True),
     Fault("detokenizer killed while loading", strike("detokenizer", LOADING), replay="e96_nomtp", speed=4, racy=True),
 ]  # fmt: skip
+ORDER = [(fault.what, "replay" if fault.replay else "SGLang") for fault in FAULTS]
 
 
 def made_at_once(fault, fleet, undo):
@@ -395,21 +395,8 @@ def row(what, engine, found):
     told = [what, engine, str(len(found)), ", ".join(sorted(set(verdicts))), spread(seconds), spread(ends)]
     told += [", ".join(things) or "nothing", f"{datetime.now(timezone.utc):%Y-%m-%d}", f"{os.getloadavg()[0]:.0f}"]
     print(" | ".join(told), flush=True)
-    renew([told])  # at once: the next fault may be one that can't be made here
+    renew(PAGE, HEADERS, [told], ORDER, keys=2)  # at once: the next fault may be one that can't be made here
     return told
-
-
-def renew(rows):
-    """Write rows into the table between its marks in docs/faults.md; rows of other faults stay as they are."""
-    head, _, rest = TABLE.read_text(encoding="utf-8").partition(BEGIN)
-    table, _, tail = rest.partition(END)
-    kept = [[cell.strip() for cell in text.strip("|").split(" | ")] for text in table.splitlines() if text.startswith("| ")][2:]
-    merged = {tuple(cells[:2]): cells for cells in kept}
-    merged.update((tuple(cells[:2]), cells) for cells in rows)
-    order = {(fault.what, "replay" if fault.replay else "SGLang"): number for number, fault in enumerate(FAULTS)}
-    ordered = sorted(merged.values(), key=lambda cells: order.get(tuple(cells[:2]), len(order)))
-    lines = ["| " + " | ".join(cells) + " |" for cells in [HEADERS, ["---"] * len(HEADERS), *ordered]]
-    TABLE.write_text("\n".join([head + BEGIN, "", *lines, "", END + tail]), encoding="utf-8")
 
 
 def main():

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What a swap takes, and what it does with profiles that are no good: two servers of real SGLang behind the real router.
 
-Prints a table, and with --write puts it into docs/swap.md.
+Prints a table, and with --write renews its rows in docs/swap.md.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import ROOT, Failed, print_machine, wait_for_quiet, write_inventory
+from common import ROOT, Failed, print_machine, print_table, renew, wait_for_quiet, write_inventory
 from helpers.runner import run_playbook
 from helpers.traffic import Clients
-from tabulate import tabulate
 
-BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->"
+PAGE = ROOT / "docs" / "swap.md"
+HEADERS = ["swap", "outcomes", "wall s", "out s", "of it own s", "out at once", "answered", "failed", "measured", "load"]
 NAMES = ("here-cpu0", "here-cpu1")
 ARGS = {"enable-metrics": True, "max-running-requests": 48}
 CRASH = "SGLANG_TEST_CRASH_AFTER_STREAM_OUTPUTS"  # SGLang's own: the scheduler raises after so many decode steps
@@ -107,9 +107,11 @@ def roll(fleet, title, profile, options, expected):
         f"{wall:.0f}",
         " + ".join(out) or "-",
         " + ".join(f"{seconds:.1f}" for seconds in own) if own and "gate" not in options else "-",
-        clients.most_out,
-        clients.answers[200],
-        clients.failed,
+        str(clients.most_out),
+        str(clients.answers[200]),
+        str(clients.failed),
+        time.strftime("%Y-%m-%d", time.gmtime()),
+        f"{os.getloadavg()[0]:.0f}",
     ], clients.wrong
 
 
@@ -121,7 +123,7 @@ def main():
     parser.add_argument("--port", type=int, default=30190, help="the first of four free ports")
     parser.add_argument("--only", nargs="*", help="titles of the rolls to run, all without it")
     parser.add_argument("--busy", action="store_true", help="do not wait for a quiet machine")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/swap.md")
+    parser.add_argument("--write", action="store_true", help="renew the rows in docs/swap.md")
     args = parser.parse_args()
     for needed in (args.venv / "bin" / "python", args.model / "config.json"):
         if not needed.exists():
@@ -142,17 +144,11 @@ def main():
                 row, failed = roll(fleet, title, *rest)
                 rows.append(row)
                 print(row, *failed[:3], flush=True)
+                if args.write:  # at once: the next may come to something else than expected
+                    renew(PAGE, HEADERS, [row], [(roll[0],) for roll in ROLLS])
         finally:
             fleet.run("stop", sglang_stop_timeout=5)
-    headers = ["swap", "outcomes", "wall s", "out s", "of it own s", "out at once", "answered", "failed"]
-    table = tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
-    print(table)
-    if args.write:
-        page = ROOT / "docs" / "swap.md"
-        before, rest = page.read_text(encoding="utf-8").split(BEGIN)
-        load = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.0f} at the end"
-        measured = f"Measured on {time.strftime('%Y-%m-%d', time.gmtime())}, {load}.\n\n{table}\n"
-        page.write_text(before + BEGIN + measured + END + rest.split(END)[1], encoding="utf-8")
+    print_table(rows, HEADERS)
 
 
 if __name__ == "__main__":
