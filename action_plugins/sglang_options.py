@@ -78,21 +78,37 @@ class ActionModule(ActionBase):
         for name, kind in options.items():
             if name not in given:
                 continue
-            if isinstance(kind, list):
-                if given[name] not in kind:
-                    raise AnsibleActionFail(f"-e {name} is {given[name]!r}: expected {' or '.join(kind)}")
-                continue
-            spec, least, told = KINDS.get(kind) or ({"type": kind}, None, TYPES.get(kind))
-            read = ArgumentSpecValidator({name: spec}).validate({name: given[name]})
-            blank = given[name] is None or given[name] == ""
-            if (
-                read.error_messages
-                or blank
-                or (least is not None and not self._at_least(least, read.validated_parameters[name]))
-            ):
-                raise AnsibleActionFail(f"-e {name} is {given[name]!r}: expected {told}")
-            if least is not None and isinstance(given[name], bool):
-                raise AnsibleActionFail(f"-e {name} is {given[name]!r}: expected {told}")
+            if isinstance(kind, dict):
+                self._refuse_unknown_keys(name, given[name], kind)
+                for key, value in given[name].items():
+                    self._refuse_value(f"{name} has {key}:", value, kind[key])
+            else:
+                self._refuse_value(f"{name} is", given[name], kind)
+
+    @staticmethod
+    def _refuse_unknown_keys(name, value, kinds):
+        if not isinstance(value, dict):
+            raise AnsibleActionFail(f"-e {name} is {value!r}: expected a mapping of {', '.join(kinds)}")
+        unknown = [key for key in value if key not in kinds]
+        if unknown:
+            raise AnsibleActionFail(f"-e {name} has an unknown key {unknown[0]!r}: known are {', '.join(kinds)}")
+
+    def _refuse_value(self, subject, value, kind):
+        if isinstance(kind, list):
+            if value not in kind:
+                raise AnsibleActionFail(f"-e {subject} {value!r}: expected {' or '.join(kind)}")
+            return
+        spec, least, told = KINDS.get(kind) or ({"type": kind}, None, TYPES.get(kind))
+        read = ArgumentSpecValidator({"value": spec}).validate({"value": value})
+        blank = value is None or value == ""
+        if (
+            read.error_messages
+            or blank
+            or (least is not None and not self._at_least(least, read.validated_parameters["value"]))
+        ):
+            raise AnsibleActionFail(f"-e {subject} {value!r}: expected {told}")
+        if least is not None and isinstance(value, bool):
+            raise AnsibleActionFail(f"-e {subject} {value!r}: expected {told}")
 
     @staticmethod
     def _at_least(least, value):

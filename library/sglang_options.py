@@ -22,7 +22,7 @@ options:
     description:
       - Options by name, each with the name of its type or a list of its choices. Types are V(bool), V(int) (above 0),
         V(count) (0 or more), V(counts) (a list of those), V(amount) (a number of 0 or more), V(float), V(str), V(path),
-        V(list) and V(dict).
+        V(list) and V(dict). A mapping has the type of each key that the option, a mapping itself, may have.
     type: dict
     default: {}
 extends_documentation_fragment: [action_common_attributes, action_common_attributes.conn, action_common_attributes.flow]

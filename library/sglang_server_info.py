@@ -91,7 +91,7 @@ from ansible.module_utils.sglang_log import (
     stamp_seconds,
 )
 from ansible.module_utils.sglang_node import gpus, host_memory
-from ansible.module_utils.sglang_process import alive, boot_id, boot_seconds, command, describe, listeners, members
+from ansible.module_utils.sglang_process import alive, boot_id, boot_seconds, command, describe, halted, listeners, members
 from ansible.module_utils.sglang_state import Paths, load_state, read_secrets
 
 GIB = 1 << 30
@@ -218,7 +218,7 @@ def look(params, server, node_gpus):
         state, {**STAGE_LIMITS, **{stage: float(limit) for stage, limit in params["stage_limits"].items()}}
     )
     if cause:
-        return {**entry, "state": "stuck", "detail": cause}
+        return {**entry, "state": "stuck", "detail": cause + halted(state["identity"])}
     if entry["stage"] != READY:
         return {**entry, "state": "starting"}
     if requests is None:
@@ -228,7 +228,7 @@ def look(params, server, node_gpus):
         return {**entry, "state": "stuck", "detail": fault}
     problem, counters = probe(Client(server["host"], port, read_secrets(paths).get("api-key")), params["timeout"])
     if problem:
-        return {**entry, "state": "stuck", "detail": problem}
+        return {**entry, "state": "stuck", "detail": problem + halted(state["identity"])}
     entry.update((key, value) for key, value in counters.items() if key in entry and value is not None)
     return {**entry, "state": "ready"}
 

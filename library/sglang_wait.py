@@ -218,12 +218,15 @@ from ansible.module_utils.sglang_process import (
     boot_seconds,
     command,
     describe,
+    exit_code,
+    halted,
     is_stranger,
     listeners,
     members,
     of_session,
     read_stat,
     shared_memory,
+    title_of,
 )
 from ansible.module_utils.sglang_state import (
     Busy,
@@ -247,12 +250,8 @@ ASK_SECONDS = 5
 LOCK_SECONDS = 5
 NOTE_EVERY = 2  # looks: a scheduler that fails takes its maps along
 DEAD_STATES = "ZX"
-STOPPED_STATES = "Tt"
-
-
-def title_of(pid):
-    """The title that a process has given itself, or the command that it runs."""
-    return command(pid).split(" ")[0]
+# A process that multiprocessing has started and that has no title yet: what it is called, and what it is known by.
+NEW, SPAWNED = "of multiprocessing", "multiprocessing.spawn"
 
 
 class Start:
@@ -310,23 +309,20 @@ class Start:
     def watch_children(self):
         """Notice SGLang's own processes, by the titles that they give themselves, and one that has gone."""
         for stat in of_session(self.state["identity"]["sid"]):
-            if stat.pid not in self.children:
-                title = title_of(stat.pid)
-                # What a scheduler starts (lscpu, say) has its title until it runs, or for good, and may end.
-                if "::" in title and title_of(stat.parent) != title:
-                    self.children[stat.pid] = (stat.start_ticks, title)
+            if self.children.get(stat.pid, (None, NEW))[1] != NEW:
+                continue
+            title = title_of(stat.pid)
+            # What a scheduler starts (lscpu, say) has its title until it runs, or for good, and may end.
+            if "::" in title and title_of(stat.parent) != title:
+                self.children[stat.pid] = (stat.start_ticks, title)
+            elif stat.parent == self.state["identity"]["pid"] and SPAWNED in command(stat.pid):
+                self.children[stat.pid] = (stat.start_ticks, NEW)
         for pid, (start_ticks, title) in self.children.items():
             stat = read_stat(pid)
-            if self.gone is None and (stat is None or stat.start_ticks != start_ticks or stat.state in DEAD_STATES):
+            gone = stat is None or stat.start_ticks != start_ticks or stat.state in DEAD_STATES
+            # Without a title it may have been meant to end, and SGLang itself looks only once it has loaded.
+            if self.gone is None and gone and (title != NEW or exit_code(pid)):
                 self.gone, self.gone_since = (pid, title), time.monotonic()
-
-    def halted(self):
-        """Its processes that someone has stopped (SIGSTOP), for a message."""
-        everyone = {self.state["identity"]["pid"]: "its main process"}
-        everyone.update((pid, title) for pid, (_ticks, title) in self.children.items())
-        stats = [(title, read_stat(pid)) for pid, title in everyone.items()]
-        names = [f"{title} (pid {stat.pid})" for title, stat in stats if stat and stat.state in STOPPED_STATES]
-        return f"; halted by a signal (SIGSTOP): {', '.join(names)}" if names else ""
 
     def taken(self):
         """Who has the port, when it is none of ours."""
@@ -500,10 +496,10 @@ class Start:
                 cause = f"its log says ready since {waited:.0f} s, but {self.http}"
             else:
                 cause = f"no new stage since {waited:.0f} s in stage {self.stage} (limit {limit:.0f} s)"
-            return "stuck", {"id": "stuck", "cause": cause + self.halted(), "advice": STUCK}
+            return "stuck", {"id": "stuck", "cause": cause + halted(self.state["identity"]), "advice": STUCK}
         if self.elapsed() > self.params["timeout"]:
             cause = f"not ready {self.elapsed():.0f} s after its launch (limit {self.params['timeout']} s)"
-            return "timeout", {"id": "timeout", "cause": cause + self.halted(), "advice": STUCK}
+            return "timeout", {"id": "timeout", "cause": cause + halted(self.state["identity"]), "advice": STUCK}
         return None
 
 

@@ -16,6 +16,7 @@ import signal
 import socket
 import time
 
+HALTED_STATES = "Tt"
 Stat = collections.namedtuple("Stat", "pid state parent session start_ticks rss_bytes")
 Listener = collections.namedtuple("Listener", "address port pid session command uid", defaults=(None,))
 
@@ -127,6 +128,31 @@ def members(root, server, session=None):
 def of_session(session):
     """Living processes of a session."""
     return [stat for stat in living() if stat.session == session]
+
+
+def title_of(pid):
+    """The title that a process has given itself, or the command that it runs."""
+    return command(pid).split(" ")[0]
+
+
+def halted(known):
+    """A clause that names the processes of a server that a signal has halted; "" for none. ``known``: its identity."""
+    told = []
+    for stat in of_session(known["sid"]):
+        if stat.state in HALTED_STATES:
+            name = "its main process" if stat.pid == known["pid"] else os.path.basename(title_of(stat.pid))
+            told.append(f"{name} (pid {stat.pid})")
+    return f"; halted by a signal (SIGSTOP): {', '.join(told)}" if told else ""
+
+
+def exit_code(pid):
+    """How a process ended that nobody has waited for yet, as Popen has it (-9 for SIGKILL); 0 where that is not told."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stream:
+            fields = stream.read().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return os.waitstatus_to_exitcode(int(fields[49])) if fields[0] == "Z" else 0
 
 
 def orphans(root, server, known, python):

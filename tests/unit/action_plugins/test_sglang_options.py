@@ -11,7 +11,9 @@ import socket
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from ansible.errors import AnsibleActionFail
+from ansible.module_utils import sglang_log
 from ansible.parsing.dataloader import DataLoader
 
 OPTIONS = {
@@ -163,3 +165,36 @@ def test_a_play_on_the_controller_needs_no_selection(run):
 def test_one_selected_server_is_enough(run):
     assert run(hosts=["n1", "n2-gpu0"])["changed"] is False
     assert run(hosts=["n1"], batch=["n2-gpu0"])["changed"] is False
+
+
+# -- an option that is a mapping --------------------------------------------------------------------------------------
+LIMITS = {"limits": {"weights": "amount", "warm-up": "amount"}}
+
+
+@pytest.mark.parametrize(
+    "value, expected",
+    [
+        ({"weigths": 3}, "-e limits has an unknown key 'weigths': known are weights, warm-up"),
+        ({"weights": "x"}, "-e limits has weights: 'x': expected a number from 0 on"),
+        ({"weights": -1}, "-e limits has weights: -1: expected a number from 0 on"),
+        ({"weights": True}, "-e limits has weights: True: expected a number from 0 on"),
+        ({"weights": None}, "-e limits has weights: None: expected a number from 0 on"),
+        (30, "-e limits is 30: expected a mapping of weights, warm-up"),
+        (None, "-e limits is None: expected a mapping of weights, warm-up"),
+    ],
+)
+def test_a_mapping_is_refused_by_its_keys_and_their_values(run, value, expected):
+    assert refusal(run, {"limits": value}, options=LIMITS) == expected
+
+
+@pytest.mark.parametrize("value", [{}, {"weights": 3}, {"weights": "0.5", "warm-up": 60}])
+def test_a_mapping_of_known_keys_passes(run, value):
+    run({"limits": value}, options=LIMITS)
+
+
+def test_the_stages_of_a_start_are_those_of_the_wait(root):
+    known = set(sglang_log.STAGE_LIMITS)
+    assert set(yaml.safe_load((root / "group_vars/all/main.yml").read_text())["sglang_options"]["sglang_stage_limits"]) == known
+    for role in ("server", "status"):
+        spec = yaml.safe_load((root / f"roles/sglang_{role}/meta/argument_specs.yml").read_text())["argument_specs"]["main"]
+        assert set(spec["options"][f"sglang_{role}_stage_limits"]["options"]) == known

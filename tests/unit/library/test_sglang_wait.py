@@ -399,6 +399,49 @@ def test_a_child_that_is_gone_without_a_word_is_noticed_though_the_launcher_wait
     assert started.process.poll() is None, "it would wait on"
 
 
+SPAWNING = """
+import subprocess, sys, time
+def spawn(body):
+    return subprocess.Popen([sys.executable, "-c", f"from multiprocessing.spawn import spawn_main; import time; {body}"])
+done, child = spawn("0"), spawn("time.sleep(60)")
+print("Load weight begin. avail mem=1.0 GB", flush=True)
+time.sleep(60)
+"""
+
+
+def spawned(started):
+    def find():
+        found = [stat for stat in sglang_process.of_session(started.process.pid) if stat.pid != started.process.pid]
+        return found[0] if len(found) == 1 and "time.sleep" in sglang_process.command(found[0].pid) else None
+
+    return find
+
+
+def test_a_child_that_dies_before_it_has_a_title_is_noticed(boot, wait, helpers):
+    """SGLang itself looks after it only once it has loaded."""
+    started = boot(command=[sys.executable, "-c", SPAWNING])
+    lost = helpers.until(spawned(started))
+    first = wait(started, slice=2)
+    assert "outcome" not in first, "the other child has ended well"
+    assert [seen["pid"] for seen in first["children"]] == [lost.pid]
+    os.kill(lost.pid, 9)
+    before = time.monotonic()
+    answer = wait(started, timeline=first["timeline"], children=first["children"])
+    assert time.monotonic() - before < 3
+    assert (answer["outcome"], answer["cause_id"]) == ("failed", "child_gone")
+    assert answer["cause"] == f"its process of multiprocessing (pid {lost.pid}) is gone without a word"
+
+
+def test_a_child_that_is_halted_before_it_has_a_title_is_named(boot, wait, helpers):
+    started = boot(command=[sys.executable, "-c", SPAWNING])
+    halted = helpers.until(spawned(started))
+    os.kill(halted.pid, signal.SIGSTOP)
+    answer = wait(started, stage_limits={"weights": 1})
+    assert answer["outcome"] == "stuck"
+    assert "halted by a signal (SIGSTOP): python" in answer["cause"]
+    assert f"(pid {halted.pid})" in answer["cause"]
+
+
 FORKING = """
 import os, sys, time
 sys.path.insert(0, sys.argv[1])
