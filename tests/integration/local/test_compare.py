@@ -163,6 +163,8 @@ def test_a_later_deploy_keeps_the_target_true(fleet, compared):
     target = stale_target(fleet)
     deployed = fleet.run("deploy", cmdline=f"--limit {SERVER}", profile="narrow", benchmark=False)
     assert deployed.rc == 0, deployed.stdout
+    checked = deployed.tasks["Look on the node whether the server can be started"][SERVER]
+    assert checked["would_change"] is False, "what was put back is what a deploy would start, to its script"
     assert json.loads(target.read_text())[0]["labels"] == {"node": "here", "server": SERVER, "profile": "narrow"}
 
 

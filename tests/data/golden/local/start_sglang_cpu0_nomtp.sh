@@ -3,10 +3,10 @@
 # Run it by hand to see a start in your own terminal; status.yml then shows the server as a stranger.
 set -euo pipefail
 ulimit -n "$(ulimit -Hn)"
-export SGLANG_FLEET_ROOT=/srv/sglang
-export SGLANG_FLEET_SERVER=local-cpu0
 export HF_HUB_OFFLINE=1
 export OMP_NUM_THREADS=1
+export SGLANG_FLEET_ROOT=/srv/sglang
+export SGLANG_FLEET_SERVER=local-cpu0
 export SGLANG_USE_CPU_ENGINE=1
 export TRANSFORMERS_OFFLINE=1
 exec /srv/sglang/engine/bin/python -m sglang.launch_server \

@@ -3,10 +3,10 @@
 # Run it by hand to see a start in your own terminal; status.yml then shows the server as a stranger.
 set -euo pipefail
 ulimit -n "$(ulimit -Hn)"
-export SGLANG_FLEET_ROOT=/srv/sglang
-export SGLANG_FLEET_SERVER=node1-gpu0
 export CUDA_DEVICE_ORDER=PCI_BUS_ID
 export CUDA_VISIBLE_DEVICES=0
+export SGLANG_FLEET_ROOT=/srv/sglang
+export SGLANG_FLEET_SERVER=node1-gpu0
 exec /opt/sglang/venv/bin/python -m sglang.launch_server \
   --model-path /srv/models/Qwen3.6-27B \
   --served-model-name qwen3.6-27b \
