@@ -14,9 +14,10 @@ Each entry is data:
 ``sure``    False for a phrase that a healthy server may log too: it counts only when a process has died as well
 ``source``  where it was seen
 
-The log is walked from the top, and the first line that matches wins: what follows it in a log is aftermath. The entries
-of ``AFTERMATH`` say only that some process died. They are what is reported when nothing specific was logged, together
-with the last exception. ``REDUCTIONS`` are no failures: the server serves, with less than was asked for.
+The log is walked from the top, and the first line that matches wins: what follows it in a log is aftermath. After ready
+the walk begins where the server last served: what it outlived did not end it. The entries of ``AFTERMATH`` say only that
+some process died, or may have (``sure``). They are what is reported when nothing specific was logged, together with the
+last exception. ``REDUCTIONS`` are no failures: the server serves, with less than was asked for.
 
 Numbers that texts may use beside the phrase's own groups: ``{raise_to}`` and ``{lower_to}`` (fractions of memory that
 would do), ``{hicache_at_most}`` (GB); ``numbers`` works them out of the phrase's groups and of what the log told before.
@@ -527,6 +528,7 @@ AFTERMATH = [
     {
         "id": "detokenizer_silent",
         "phrase": r"couldn't get a response from detokenizer for last (?P<what>\d+) seconds",
+        "sure": False,
         "cause": "its scheduler or detokenizer did not answer for {what} s",
         "advice": "a long prefill can do that; when it stays, stop.yml and deploy.yml",
         "source": f"{_SGLANG}/issues/10856",
@@ -555,6 +557,8 @@ AFTERMATH = [
 ]
 # Of these a process has surely died: what else the log holds is confirmed by them.
 DEATHS = ("scheduler_died", "child_died", "scheduler_exception", "child_failed")
+# With these the end begins, though requests may still be served to their own end.
+ENDS = (*DEATHS, "terminated")
 
 REDUCTIONS = [
     {

@@ -251,6 +251,16 @@ def test_a_dead_server_is_told_by_the_catalogue_and_not_by_its_start(boot, look)
     assert (entry["state"], entry["detail"]) == ("dead", "the scheduler did nothing for 300 s")
 
 
+def test_a_dead_server_that_had_outlived_a_silence_is_not_told_by_it(boot, look):
+    silence = "[2026-01-01 00:01:00] Server couldn't get a response from detokenizer for last 20 seconds.\n"
+    log = WEIGHTS + "The server is fired up and ready to roll!\n" + silence
+    started = boot(command=SLEEP, log=log + "[2026-01-01 00:05:00] Decode batch, #running-req: 1\n")
+    started.kill()
+    entry = look(started)
+    told = "its process is gone without a word in its log: kill -9, or the kernel out of memory"
+    assert (entry["state"], entry["detail"]) == ("dead", told)
+
+
 @pytest.mark.parametrize(
     ("disk", "clause"),
     [
