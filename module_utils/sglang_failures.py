@@ -490,16 +490,20 @@ SPECIFIC = [
 
 SPECIFIC_IDS = frozenset(entry["id"] for entry in SPECIFIC)
 
-# What an exit code says, for the advice of those who only know that a process died.
+# What to do about an exit code, for those who only know that a process died.
 EXIT_CODES = {
-    "-9": "-9 is kill -9: the kernel's, out of host memory (dmesg), or a person's",
-    "-15": "-15 is SIGTERM: somebody's, or a daemon's such as earlyoom",
-    "-11": "-11 is a segmentation fault: keep the core and change the attention or MoE backend",
-    "-6": "-6 is an abort: the lines above it in the log say of what",
-    "-3": "-3 is SGLang's own: the traceback above it in the log tells why",
-    "-7": "-7 is a bus error: /dev/shm is full",
+    "-9": "see dmesg whether the kernel killed it (-9) for want of host memory, or ask who did",
+    "-15": "ask who sent it SIGTERM (-15): a person, or a daemon such as earlyoom",
+    "-11": "it is a segmentation fault (-11): keep the core and change the attention or MoE backend",
+    "-6": "it is an abort (-6): read of what in the lines above it in the log",
+    "-3": "it is SGLang's own (-3): read why in the traceback above it in the log",
+    "-7": "it is a bus error (-7): free space in /dev/shm",
 }
-_EXIT = "{exit}"
+_EXIT = "{exit}; then deploy again"
+# A deploy never stops a server that was ready.
+_EXIT_SERVING = "{exit}; then stop.yml and deploy.yml"
+
+_CHILD_DIED = r"Subprocess (?P<what>\S+) \(pid=(?P<pid>\d+)\) crashed with exit code (?P<code>-?\d+)"
 
 AFTERMATH = [
     {
@@ -512,9 +516,18 @@ AFTERMATH = [
     },
     {
         "id": "child_died",
-        "phrase": r"Subprocess (?P<what>\S+) \(pid=(?P<pid>\d+)\) crashed with exit code (?P<code>-?\d+)",
+        "phrase": _CHILD_DIED,
+        "stage": STAGES_HERE[:-1],
         "cause": "{what} (pid {pid}) died with exit code {code}",
         "advice": _EXIT,
+        "source": "SGLang 0.5.17 on an H200, 0.5.23 on a CPU",
+    },
+    {
+        "id": "child_died",
+        "phrase": _CHILD_DIED,
+        "stage": ("ready",),
+        "cause": "{what} (pid {pid}) died with exit code {code}",
+        "advice": _EXIT_SERVING,
         "source": "SGLang 0.5.17 on an H200, 0.5.23 on a CPU",
     },
     {
@@ -647,7 +660,7 @@ def numbers(groups, told):
     if groups.get("has") and groups.get("asked") and told.get("hicache_gb"):
         found["hicache_at_most"] = str(math.floor(float(groups["has"])))
     if groups.get("code"):
-        found["exit"] = EXIT_CODES.get(groups["code"], "the lines above it in the log tell")
+        found["exit"] = EXIT_CODES.get(groups["code"], "read the lines above it in the log")
     return found
 
 

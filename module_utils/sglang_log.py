@@ -223,7 +223,7 @@ def cause_of_death(path, release=None):
         tail = read_tail(path)
         began = next((number for number, line in enumerate(tail) if STAGES[-1][0].search(line)), -1)
         tail = since_served(tail[began + 1 :])
-        return stage, failure(tail, release, stage=READY, dead=True) or aftermath(tail)
+        return stage, failure(tail, release, stage=READY, dead=True) or aftermath(tail, READY)
     return stage, failure(lines, release, dead=True) or aftermath(lines)
 
 
@@ -279,9 +279,12 @@ def redact(path, secrets):
     return len(spans)
 
 
-def aftermath(lines):
-    """What a log without a specific cause still tells of a death: the last exception, else which process died."""
-    hits = [hit for hit in (match(line, AFTERMATH) for line in lines) if hit]
+def aftermath(lines, stage=FIRST_STAGE):
+    """What a log without a specific cause still tells of a death: the last exception, else which process died.
+
+    ``stage``: ``READY`` where all lines are of a server that was ready: what to do about its end is another thing.
+    """
+    hits = [hit for hit in (match(line, AFTERMATH, stage) for line in lines) if hit]
     verdict = next((hit for hit in hits if hit["sure"]), hits[0] if hits else None)
     exception = None
     # Without a word on a death, an exception of long ago is somebody's bad request.

@@ -69,7 +69,7 @@ def test_what_a_healthy_server_may_log_ends_nothing_by_itself(case):
 def test_a_death_without_a_cause_is_told_by_its_aftermath(case):
     lines = log_of(case)
     assert failure(lines) is None
-    verdict = aftermath(lines)
+    verdict = aftermath(lines, case.get("stage", "import"))
     assert (verdict["id"], verdict["cause"]) == (case["id"], case["cause"])
     assert verdict["advice"] == case.get("advice", verdict["advice"])
     assert "{" not in verdict["cause"] + verdict["advice"]

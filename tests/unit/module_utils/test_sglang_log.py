@@ -307,7 +307,9 @@ def test_the_cause_of_a_death_while_serving_is_not_the_trouble_of_the_start(tmp_
     )
     stage, verdict = cause_of_death(path)
     assert (stage, verdict["id"], verdict["cause"]) == ("ready", "child_died", "scheduler_0 (pid 7) died with exit code -11")
-    assert "segmentation fault" in verdict["advice"]
+    assert "segmentation fault" in verdict["advice"] and verdict["advice"].endswith("; then stop.yml and deploy.yml")
+    path.write_text("Subprocess scheduler_0 (pid=7) crashed with exit code -9. Triggering SIGQUIT for cleanup...\n")
+    assert cause_of_death(path)[1]["advice"].endswith("; then deploy again")
     path.write_text("Load weight begin. avail mem=1.0 GB\n")
     assert cause_of_death(path) == ("weights", None)
 
