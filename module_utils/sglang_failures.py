@@ -608,8 +608,26 @@ REDUCTIONS = [
     },
 ]
 
-_COMPILED = {id(entry): re.compile(entry["phrase"]) for entry in (*SPECIFIC, *AFTERMATH, *REDUCTIONS)}
 _PLACEHOLDER = re.compile(r"{(\w+)}")
+
+
+def compiled(entry):
+    """An entry's phrase as a pattern; ``ValueError`` says which entry of this file is none, and why."""
+    where = f"module_utils/sglang_failures.py: entry '{entry.get('id')}'"
+    missing = [key for key in ("id", "phrase", "cause") if not isinstance(entry.get(key), str)]
+    if missing:
+        raise ValueError(f"{where} has no {missing[0]}: add it as text")
+    stages = entry.get("stage", ())
+    wrong = [stage for stage in stages if stage not in STAGES_HERE] if isinstance(stages, tuple) else [stages]
+    if wrong:
+        raise ValueError(f"{where} has the stage {wrong[0]!r}: expected a tuple of {', '.join(STAGES_HERE)}")
+    try:
+        return re.compile(entry["phrase"])
+    except re.error as error:
+        raise ValueError(f"{where} has a phrase that is no regular expression ({error}): correct it") from None
+
+
+_COMPILED = {id(entry): compiled(entry) for entry in (*SPECIFIC, *AFTERMATH, *REDUCTIONS)}
 _UNITS = {"B": 1 / (1 << 30), "KiB": 1 / (1 << 20), "MiB": 1 / (1 << 10), "GiB": 1.0, "TiB": 1024.0}
 
 
