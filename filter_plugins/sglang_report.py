@@ -385,12 +385,13 @@ def duration(seconds):
     """Seconds as people say them: 45s, 12m, 3h05m, 2d04h."""
     if seconds is None:
         return None
-    minutes, hours, days = int(seconds) // 60, int(seconds) // 3600, int(seconds) // 86400
+    seconds = round(seconds)  # as sentences beside the tables do
+    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
     if days:
         return f"{days}d{hours % 24:02}h"
     if hours:
         return f"{hours}h{minutes % 60:02}m"
-    return f"{minutes}m{int(seconds) % 60:02}s" if minutes else f"{int(seconds)}s"
+    return f"{minutes}m{seconds % 60:02}s" if minutes else f"{seconds}s"
 
 
 class FilterModule:

@@ -14,9 +14,10 @@ Each entry is data:
 ``sure``    False for a phrase that a healthy server may log too: it counts only when a process has died as well
 ``source``  where it was seen
 
-The log is walked from the top, and the first line that matches wins: what follows it in a log is aftermath. The entries
-of ``AFTERMATH`` say only that some process died. They are what is reported when nothing specific was logged, together
-with the last exception. ``REDUCTIONS`` are no failures: the server serves, with less than was asked for.
+The log is walked from the top, and the first line that matches wins: what follows it in a log is aftermath. After ready
+the walk begins where the server last served: what it outlived did not end it. The entries of ``AFTERMATH`` say only that
+some process died, or may have (``sure``). They are what is reported when nothing specific was logged, together with the
+last exception. ``REDUCTIONS`` are no failures: the server serves, with less than was asked for.
 
 Numbers that texts may use beside the phrase's own groups: ``{raise_to}`` and ``{lower_to}`` (fractions of memory that
 would do), ``{hicache_at_most}`` (GB); ``numbers`` works them out of the phrase's groups and of what the log told before.
@@ -489,16 +490,20 @@ SPECIFIC = [
 
 SPECIFIC_IDS = frozenset(entry["id"] for entry in SPECIFIC)
 
-# What an exit code says, for the advice of those who only know that a process died.
+# What to do about an exit code, for those who only know that a process died.
 EXIT_CODES = {
-    "-9": "-9 is kill -9: the kernel's, out of host memory (dmesg), or a person's",
-    "-15": "-15 is SIGTERM: somebody's, or a daemon's such as earlyoom",
-    "-11": "-11 is a segmentation fault: keep the core and change the attention or MoE backend",
-    "-6": "-6 is an abort: the lines above it in the log say of what",
-    "-3": "-3 is SGLang's own: the traceback above it in the log tells why",
-    "-7": "-7 is a bus error: /dev/shm is full",
+    "-9": "see dmesg whether the kernel killed it (-9) for want of host memory, or ask who did",
+    "-15": "ask who sent it SIGTERM (-15): a person, or a daemon such as earlyoom",
+    "-11": "it is a segmentation fault (-11): keep the core and change the attention or MoE backend",
+    "-6": "it is an abort (-6): read of what in the lines above it in the log",
+    "-3": "it is SGLang's own (-3): read why in the traceback above it in the log",
+    "-7": "it is a bus error (-7): free space in /dev/shm",
 }
-_EXIT = "{exit}"
+_EXIT = "{exit}; then deploy again"
+# A deploy never stops a server that was ready.
+_EXIT_SERVING = "{exit}; then stop.yml and deploy.yml"
+
+_CHILD_DIED = r"Subprocess (?P<what>\S+) \(pid=(?P<pid>\d+)\) crashed with exit code (?P<code>-?\d+)"
 
 AFTERMATH = [
     {
@@ -511,9 +516,18 @@ AFTERMATH = [
     },
     {
         "id": "child_died",
-        "phrase": r"Subprocess (?P<what>\S+) \(pid=(?P<pid>\d+)\) crashed with exit code (?P<code>-?\d+)",
+        "phrase": _CHILD_DIED,
+        "stage": STAGES_HERE[:-1],
         "cause": "{what} (pid {pid}) died with exit code {code}",
         "advice": _EXIT,
+        "source": "SGLang 0.5.17 on an H200, 0.5.23 on a CPU",
+    },
+    {
+        "id": "child_died",
+        "phrase": _CHILD_DIED,
+        "stage": ("ready",),
+        "cause": "{what} (pid {pid}) died with exit code {code}",
+        "advice": _EXIT_SERVING,
         "source": "SGLang 0.5.17 on an H200, 0.5.23 on a CPU",
     },
     {
@@ -527,6 +541,7 @@ AFTERMATH = [
     {
         "id": "detokenizer_silent",
         "phrase": r"couldn't get a response from detokenizer for last (?P<what>\d+) seconds",
+        "sure": False,
         "cause": "its scheduler or detokenizer did not answer for {what} s",
         "advice": "a long prefill can do that; when it stays, stop.yml and deploy.yml",
         "source": f"{_SGLANG}/issues/10856",
@@ -555,6 +570,8 @@ AFTERMATH = [
 ]
 # Of these a process has surely died: what else the log holds is confirmed by them.
 DEATHS = ("scheduler_died", "child_died", "scheduler_exception", "child_failed")
+# With these the end begins, though requests may still be served to their own end.
+ENDS = (*DEATHS, "terminated")
 
 REDUCTIONS = [
     {
@@ -591,8 +608,26 @@ REDUCTIONS = [
     },
 ]
 
-_COMPILED = {id(entry): re.compile(entry["phrase"]) for entry in (*SPECIFIC, *AFTERMATH, *REDUCTIONS)}
 _PLACEHOLDER = re.compile(r"{(\w+)}")
+
+
+def compiled(entry):
+    """An entry's phrase as a pattern; ``ValueError`` says which entry of this file is none, and why."""
+    where = f"module_utils/sglang_failures.py: entry '{entry.get('id')}'"
+    missing = [key for key in ("id", "phrase", "cause") if not isinstance(entry.get(key), str)]
+    if missing:
+        raise ValueError(f"{where} has no {missing[0]}: add it as text")
+    stages = entry.get("stage", ())
+    wrong = [stage for stage in stages if stage not in STAGES_HERE] if isinstance(stages, tuple) else [stages]
+    if wrong:
+        raise ValueError(f"{where} has the stage {wrong[0]!r}: expected a tuple of {', '.join(STAGES_HERE)}")
+    try:
+        return re.compile(entry["phrase"])
+    except re.error as error:
+        raise ValueError(f"{where} has a phrase that is no regular expression ({error}): correct it") from None
+
+
+_COMPILED = {id(entry): compiled(entry) for entry in (*SPECIFIC, *AFTERMATH, *REDUCTIONS)}
 _UNITS = {"B": 1 / (1 << 30), "KiB": 1 / (1 << 20), "MiB": 1 / (1 << 10), "GiB": 1.0, "TiB": 1024.0}
 
 
@@ -643,7 +678,7 @@ def numbers(groups, told):
     if groups.get("has") and groups.get("asked") and told.get("hicache_gb"):
         found["hicache_at_most"] = str(math.floor(float(groups["has"])))
     if groups.get("code"):
-        found["exit"] = EXIT_CODES.get(groups["code"], "the lines above it in the log tell")
+        found["exit"] = EXIT_CODES.get(groups["code"], "read the lines above it in the log")
     return found
 
 

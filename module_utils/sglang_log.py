@@ -13,7 +13,7 @@ import os
 import re
 import time
 
-from ansible.module_utils.sglang_failures import AFTERMATH, DEATHS, REDUCTIONS, SPECIFIC, match
+from ansible.module_utils.sglang_failures import AFTERMATH, DEATHS, ENDS, REDUCTIONS, SPECIFIC, match
 
 FIRST_STAGE = "import"
 READY = "ready"
@@ -89,6 +89,10 @@ _STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 _BAR = re.compile(r"\d+%\|.*\|")
 _FRAME = re.compile(r"\s+File \".*\", line \d+")
 _USAGE = re.compile(r"\s*\[?--[a-z]|usage: |\s+\{|\s+\[")
+# What only a server at work logs. A POST is no such line: the answer 200 to a stream is logged before its first token.
+_SERVED = re.compile(r"\b(?:Prefill|Decode) batch\b|\"GET /health(?:_generate)? HTTP/[\d.]+\" 200\b")
+# Seconds for which other processes may be at work beside one that fails.
+OUTLIVED_SECONDS = 5
 _EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception)\b.*")
 STARTUP_BYTES = 8 << 20
 TAIL_BYTES = 64 << 10
@@ -189,8 +193,26 @@ def failure(lines, release=None, stage=FIRST_STAGE, dead=None):
 
 def died(line):
     """Does a line say that a process of the server has died?"""
+    return _is_one_of(line, DEATHS)
+
+
+def _is_one_of(line, ids):
     verdict = match(line, AFTERMATH)
-    return verdict is not None and verdict["id"] in DEATHS
+    return verdict is not None and verdict["id"] in ids
+
+
+def since_served(lines):
+    """The lines of a server that was ready without those that it outlived: after them, and before its end, it served."""
+    served = None
+    for line in lines:
+        if _is_one_of(line, ENDS):
+            break
+        if _SERVED.search(line):
+            served = stamp_seconds(line) or served
+    if served is None:
+        return lines
+    late = (number for number, line in enumerate(lines) if (stamp_seconds(line) or 0) > served - OUTLIVED_SECONDS)
+    return lines[next(late) :]
 
 
 def cause_of_death(path, release=None):
@@ -200,8 +222,8 @@ def cause_of_death(path, release=None):
     if stage == READY:
         tail = read_tail(path)
         began = next((number for number, line in enumerate(tail) if STAGES[-1][0].search(line)), -1)
-        tail = tail[began + 1 :]
-        return stage, failure(tail, release, stage=READY, dead=True) or aftermath(tail)
+        tail = since_served(tail[began + 1 :])
+        return stage, failure(tail, release, stage=READY, dead=True) or aftermath(tail, READY)
     return stage, failure(lines, release, dead=True) or aftermath(lines)
 
 
@@ -257,9 +279,13 @@ def redact(path, secrets):
     return len(spans)
 
 
-def aftermath(lines):
-    """What a log without a specific cause still tells of a death: the last exception, else which process died."""
-    verdict = next((hit for hit in (match(line, AFTERMATH) for line in lines) if hit), None)
+def aftermath(lines, stage=FIRST_STAGE):
+    """What a log without a specific cause still tells of a death: the last exception, else which process died.
+
+    ``stage``: ``READY`` where all lines are of a server that was ready: what to do about its end is another thing.
+    """
+    hits = [hit for hit in (match(line, AFTERMATH, stage) for line in lines) if hit]
+    verdict = next((hit for hit in hits if hit["sure"]), hits[0] if hits else None)
     exception = None
     # Without a word on a death, an exception of long ago is somebody's bad request.
     for line in lines if verdict else lines[-RECENT_LINES:]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -148,6 +149,19 @@ def _misshapen(state):
     return None
 
 
+def _unreadable(path, error):
+    """Why a file of the fleet's can't be read and what to do, in one sentence."""
+    if error.errno == errno.EISDIR:
+        return f"{path} is a folder and the fleet keeps a file there: move it away"
+    if error.errno == errno.ELOOP:
+        return f"{path} is a link that leads back to itself and the fleet keeps a file there: move it away"
+    if error.errno == errno.ENOTDIR:
+        return f"{path} can't be there, since a part of its path is a file and no folder: move that file away"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"{path} can't be read ({error.strerror}): give this user the right to read it"
+    return f"{path} can't be read ({error.strerror}): look at the disk that it is on"
+
+
 def load_state(path):
     """``(state, damage)``: the state file as a mapping, and one sentence when the file is there and is none.
 
@@ -157,7 +171,7 @@ def load_state(path):
     try:
         text = read_text(path)
     except OSError as error:
-        return {}, f"{path} can't be read ({error.strerror}): give this user the right to read it"
+        return {}, _unreadable(path, error)
     if text is None:
         return {}, None
     try:

@@ -205,7 +205,7 @@ def test_a_child_killed_while_serving_is_named_by_the_status(first, fleet, tmp_p
     told = fleet.run("status", status_json=str(tmp_path / "status.json"))
     assert told.rc == 0, told.stdout
     servers = json.loads((tmp_path / "status.json").read_text())["servers"]
-    assert servers[0]["detail"].startswith("detokenizer") and servers[0]["detail"].endswith("died with exit code -9")
+    assert servers[0]["detail"].startswith("detokenizer") and "died with exit code -9" in servers[0]["detail"]
     assert servers[0]["state"] in ("stuck", "dead")
     stopped = fleet.run("stop", sglang_stop_timeout=1)
     assert stopped.rc == 0, stopped.stdout

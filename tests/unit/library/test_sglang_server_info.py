@@ -239,8 +239,8 @@ def test_a_server_whose_child_was_killed_is_told_by_its_log_and_not_asked(ready,
     before = time.monotonic()
     entry = look(started)
     assert time.monotonic() - before < 2
-    assert entry["state"] in ("stuck", "dead")
-    assert entry["detail"] == f"detokenizer (pid {lost.pid}) died with exit code -9"
+    told = f"detokenizer (pid {lost.pid}) died with exit code -9"
+    assert (entry["state"], entry["detail"]) in (("stuck", f"{told}: stop.yml, then deploy.yml"), ("dead", told))
 
 
 def test_a_dead_server_is_told_by_the_catalogue_and_not_by_its_start(boot, look):
@@ -249,6 +249,16 @@ def test_a_dead_server_is_told_by_the_catalogue_and_not_by_its_start(boot, look)
     started.kill()
     entry = look(started)
     assert (entry["state"], entry["detail"]) == ("dead", "the scheduler did nothing for 300 s")
+
+
+def test_a_dead_server_that_had_outlived_a_silence_is_not_told_by_it(boot, look):
+    silence = "[2026-01-01 00:01:00] Server couldn't get a response from detokenizer for last 20 seconds.\n"
+    log = WEIGHTS + "The server is fired up and ready to roll!\n" + silence
+    started = boot(command=SLEEP, log=log + "[2026-01-01 00:05:00] Decode batch, #running-req: 1\n")
+    started.kill()
+    entry = look(started)
+    told = "its process is gone without a word in its log: kill -9, or the kernel out of memory"
+    assert (entry["state"], entry["detail"]) == ("dead", told)
 
 
 @pytest.mark.parametrize(

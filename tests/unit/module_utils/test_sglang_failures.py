@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,10 @@ from ansible.module_utils.sglang_failures import (
     DEATHS,
     REDUCTIONS,
     SPECIFIC,
+    SPECIFIC_IDS,
     STAGES_HERE,
     applies,
+    compiled,
     match,
     release_key,
 )
@@ -25,6 +29,7 @@ from helpers.replay import recorded_log
 
 LOGS = Path(__file__).resolve().parents[2] / "data" / "logs"
 LINES = yaml.safe_load((LOGS / "lines.yml").read_text(encoding="utf-8"))
+CATALOGUE = {"specific": SPECIFIC, "aftermath": AFTERMATH, "reductions": REDUCTIONS}
 KEYS = {"id", "phrase", "stage", "since", "until", "sure", "cause", "advice", "source"}
 
 
@@ -39,17 +44,36 @@ def name(case):
     return case["id"]
 
 
+@pytest.mark.parametrize("part", CATALOGUE)
+def test_every_entry_has_a_log_that_shows_it(part):
+    here, shown = ([entry["id"] for entry in entries] for entries in (CATALOGUE[part], LINES[part]))
+    missing, unknown = Counter(here) - Counter(shown), Counter(shown) - Counter(here)
+    assert not missing, f"lines.yml has no log for {', '.join(missing)}"
+    assert not unknown, f"lines.yml has a log for {', '.join(unknown)}, which the catalogue has not"
+    moved = next((there for one, there in zip(here, shown) if one != there), None)
+    assert moved is None, f"lines.yml has the log for {moved} at another place than the catalogue has the entry"
+
+
 @pytest.mark.parametrize(
-    ("entries", "cases"), [(SPECIFIC, "specific"), (AFTERMATH, "aftermath"), (REDUCTIONS, "reductions")], ids=str
+    ("broken", "told"),
+    [
+        ({"phrase": "error ("}, "has a phrase that is no regular expression (missing ), unterminated"),
+        ({"stage": ("weigths",)}, "has the stage 'weigths': expected a tuple of import, weights, "),
+        ({"stage": "weights"}, "has the stage 'weights': expected a tuple of import, weights, "),
+        ({"stage": None}, "has the stage None: expected a tuple of import, weights, "),
+        ({"phrase": None}, "has no phrase: add it as text"),
+    ],
 )
-def test_every_entry_has_a_log_that_shows_it(entries, cases):
-    assert [entry["id"] for entry in entries] == [case["id"] for case in LINES[cases]]
+def test_a_broken_entry_is_told_by_its_file_and_id(broken, told):
+    with pytest.raises(ValueError, match=re.escape(f"module_utils/sglang_failures.py: entry 'mine' {told}")):
+        compiled({"id": "mine", "phrase": "x", "cause": "y", **broken})
 
 
 @pytest.mark.parametrize("case", LINES["specific"], ids=name)
 def test_a_log_is_told_by_its_first_specific_cause(case):
     where = {"stage": case.get("stage", "import"), "release": case.get("release")}
     verdict = failure(log_of(case), dead=True, **where)
+    assert verdict, f"no entry of SPECIFIC knows a line of this log in stage {where['stage']}"
     assert (verdict["id"], verdict["cause"]) == (case["id"], case["cause"])
     assert verdict["advice"] == case.get("advice", verdict["advice"])
     assert "{" not in verdict["cause"] + verdict["advice"]
@@ -69,7 +93,8 @@ def test_what_a_healthy_server_may_log_ends_nothing_by_itself(case):
 def test_a_death_without_a_cause_is_told_by_its_aftermath(case):
     lines = log_of(case)
     assert failure(lines) is None
-    verdict = aftermath(lines)
+    verdict = aftermath(lines, case.get("stage", "import"))
+    assert verdict, "no entry of AFTERMATH knows a line of this log"
     assert (verdict["id"], verdict["cause"]) == (case["id"], case["cause"])
     assert verdict["advice"] == case.get("advice", verdict["advice"])
     assert "{" not in verdict["cause"] + verdict["advice"]
@@ -85,7 +110,6 @@ def test_a_reduction_is_no_failure(case):
 def test_an_entry_is_whole(entry):
     assert {"id", "phrase", "cause", "source"} <= set(entry) <= KEYS
     assert ("advice" in entry) == (entry not in REDUCTIONS)
-    assert set(entry.get("stage", ())) <= set(STAGES_HERE) and isinstance(entry.get("stage", ()), tuple)
     advice = entry.get("advice", [])
     for text in (entry["cause"], *([advice] if isinstance(advice, str) else advice)):
         assert text and not text.endswith(".")
@@ -140,6 +164,16 @@ def test_an_advice_without_its_numbers_is_still_one():
     assert match(line, SPECIFIC)["advice"].startswith("raise mem-fraction-static: ")
     told = {"fraction": 0.95, "free_gpu_gib": 20.0}
     assert match(line, SPECIFIC, told=told)["advice"].startswith("raise mem-fraction-static: "), "0.97 and more is no advice"
+
+
+def test_the_example_of_the_docs_is_an_entry_that_is_not_there_and_its_log():
+    docs = (LOGS.parents[2] / "docs" / "faults.md").read_text(encoding="utf-8")
+    entry = ast.literal_eval(re.search(r"```python\n(.*?)```", docs, re.DOTALL).group(1))
+    (case,) = yaml.safe_load(re.search(r"```yaml\n(.*?)```", docs, re.DOTALL).group(1))
+    assert {"id", "phrase", "cause", "advice", "source"} <= set(entry) <= KEYS
+    assert case["id"] == entry["id"] and entry["id"] not in SPECIFIC_IDS and match(case["log"], SPECIFIC) is None
+    found = compiled(entry).search(case["log"])
+    assert entry["cause"].format(**found.groupdict()) == case["cause"]
 
 
 def test_a_healthy_line_has_no_cause():

@@ -307,9 +307,52 @@ def test_the_cause_of_a_death_while_serving_is_not_the_trouble_of_the_start(tmp_
     )
     stage, verdict = cause_of_death(path)
     assert (stage, verdict["id"], verdict["cause"]) == ("ready", "child_died", "scheduler_0 (pid 7) died with exit code -11")
-    assert "segmentation fault" in verdict["advice"]
+    assert "segmentation fault" in verdict["advice"] and verdict["advice"].endswith("; then stop.yml and deploy.yml")
+    path.write_text("Subprocess scheduler_0 (pid=7) crashed with exit code -9. Triggering SIGQUIT for cleanup...\n")
+    assert cause_of_death(path)[1]["advice"].endswith("; then deploy again")
     path.write_text("Load weight begin. avail mem=1.0 GB\n")
     assert cause_of_death(path) == ("weights", None)
+
+
+READY_LINE = "[2026-01-01 00:00:00] The server is fired up and ready to roll!"
+SILENT = "[2026-01-01 00:01:00] Health check failed. Server couldn't get a response from detokenizer for last 20 seconds."
+BAD = "OSError: [Errno 28] No space left on device"
+POST = '[2026-01-01 00:02:00] INFO:     127.0.0.1:1 - "POST /generate HTTP/1.1" 200 OK'
+HEALTH = '[2026-01-01 00:02:00] INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 200 OK'
+BATCH = "[2026-01-01 00:02:00 TP0] Decode batch, #running-req: 1"
+SOON = "[2026-01-01 00:01:03 TP1] Decode batch, #running-req: 1"
+CRASH = "[2026-01-01 00:03:00] Subprocess detokenizer (pid=7) crashed with exit code -9. Triggering SIGQUIT for cleanup..."
+TERM = "[2026-01-01 00:01:00] SIGTERM received. signum=None frame=None. Draining requests and shutting down..."
+FAULT = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+HIT = "[2026-01-01 00:01:00] Scheduler hit an exception: Traceback (most recent call last):"
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause_id"),
+    [
+        ([SILENT], "detokenizer_silent"),
+        ([SILENT, HEALTH], None),
+        ([SILENT, BATCH], None),
+        ([SILENT, BATCH.replace("Decode", "Prefill")], None),
+        ([SILENT, HEALTH.replace("200 OK", "503 Service Unavailable")], "detokenizer_silent"),
+        ([SILENT, POST], "detokenizer_silent"),
+        ([SILENT, SOON], "detokenizer_silent"),
+        ([SILENT, BATCH, SILENT.replace("00:01", "00:04")], "detokenizer_silent"),
+        ([SILENT, BATCH, CRASH], "child_died"),
+        ([SILENT, CRASH, BATCH.replace("00:02", "00:04")], "child_died"),
+        ([SILENT.replace("00:01", "00:00"), BAD, HEALTH], None),
+        ([SILENT.replace("00:01", "00:00"), BAD, HEALTH, CRASH], "child_died"),
+        ([HEALTH, BAD], "disk_full"),
+        ([SOON, "ValueError: somebody's bad request", HEALTH], None),
+        ([TERM, BATCH], "terminated"),
+        ([HIT, FAULT, BATCH], "gpu_fault"),
+    ],
+)
+def test_what_a_server_outlived_is_no_cause_of_its_death(tmp_path, lines, cause_id):
+    path = tmp_path / "s.log"
+    path.write_text("\n".join([READY_LINE, *lines, ""]))
+    stage, verdict = cause_of_death(path)
+    assert (stage, verdict and verdict["id"]) == ("ready", cause_id)
 
 
 KEY = "it's-a-\\key"

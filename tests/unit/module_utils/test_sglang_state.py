@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -159,6 +160,33 @@ def test_a_state_file_cut_anywhere_is_whole_or_damaged(tmp_path):
         path.write_bytes(text[:cut])
         state, damage = load_state(path)
         assert (state, bool(damage)) == ({}, True)
+
+
+def test_what_is_no_file_says_what_it_is_and_to_move_it_away(tmp_path):
+    folder, loop, below = tmp_path / "folder", tmp_path / "loop", tmp_path / "file" / "state.json"
+    folder.mkdir()
+    loop.symlink_to(loop)
+    below.parent.touch()
+    keeps = "and the fleet keeps a file there: move it away"
+    assert load_state(folder) == ({}, f"{folder} is a folder {keeps}")
+    assert load_state(loop) == ({}, f"{loop} is a link that leads back to itself {keeps}")
+    part = "a part of its path is a file and no folder: move that file away"
+    assert load_state(below) == ({}, f"{below} can't be there, since {part}")
+
+
+@pytest.mark.parametrize(
+    ("number", "what"),
+    [
+        (errno.EACCES, "(Permission denied): give this user the right to read it"),
+        (errno.EIO, "(Input/output error): look at the disk that it is on"),
+    ],
+)
+def test_a_state_file_that_cannot_be_read_says_why(tmp_path, monkeypatch, number, what):
+    def refuse(path):
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr(sglang_state, "read_text", refuse)
+    assert load_state(tmp_path / "s") == ({}, f"{tmp_path / 's'} can't be read {what}")
 
 
 def test_no_state_file_is_no_damage(tmp_path):
