@@ -157,15 +157,18 @@ def _best(records, output_tokens):
     for record in records:
         for run in record["runs"]:
             if not run["failed"]:
-                workload = workloads.setdefault(record["workload"]["id"], {"workload": record["workload"], "runs": {}})
+                workload = workloads.setdefault(
+                    record["workload"]["id"], {"workload": record["workload"], "series": record["series"], "runs": {}}
+                )
                 workload["runs"].setdefault(run["concurrency"], []).append(run["output_tok_s"])
     if not workloads:
         return None
 
     def distance(workload):
         off = abs(math.log(workload["workload"]["output_tokens"] / output_tokens))
-        # Of equally near ones the job's own text, then those with more repeats.
-        return (round(off, 6), workload["workload"]["source"] != "prompts", -max(map(len, workload["runs"].values())))
+        # Of equally near ones the job's own text, then what compare.yml measured, then those with more repeats.
+        own = workload["workload"]["source"] != "prompts", workload["series"] == ""
+        return (round(off, 6), *own, -max(map(len, workload["runs"].values())))
 
     nearest = min(workloads.values(), key=distance)
     concurrency = max(nearest["runs"], key=lambda at: statistics.median(nearest["runs"][at]))
@@ -222,19 +225,28 @@ def _count(record):
 
 
 def _newest(records):
-    """Of measurements with several launches, releases or series those like the newest; of compare.yml where there are any."""
+    """Of measurements those that were started like the newest, and of each server and workload one series of them.
+
+    That is the series with most runs, of equal ones the newest: one that was cut takes the place of none that has more. One of
+    compare.yml goes before single benchmarks.
+    """
     if not records:
         return []
     last = max(records, key=lambda record: record["at"])
-    launches, series, kept = {}, {}, []
+    launches, series = {}, {}
     for record in sorted(records, key=lambda record: record["at"]):
         if _key(record) == _key(last):
             launches[record["server"]] = record["launch_sha256"]
     for record in records:
         if _key(record) == _key(last) and record["launch_sha256"] == launches[record["server"]]:
-            series[record["server"]] = max(series.get(record["server"], ""), record["series"])
-            kept.append(record)
-    return [record for record in kept if record["series"] == series[record["server"]]]
+            of = series.setdefault((record["server"], record["workload"]["id"]), {})
+            of.setdefault(record["series"], []).append(record)
+
+    def weight(one):
+        name, members = one
+        return (name != "", sum(not run["failed"] for record in members for run in record["runs"]), name)
+
+    return [record for of in series.values() for record in max(of.items(), key=weight)[1]]
 
 
 def told(moment):
