@@ -71,7 +71,11 @@ class ActionModule(ActionBase):
                 }
             )
         if arguments.get("live") is None:
-            return filter_loader.get("sglang_speeds").j2_function(servers, records, arguments["output_tokens"])
+            told = filter_loader.get("sglang_speeds").j2_function(servers, records, arguments["output_tokens"])
+            for one in told:
+                # A profile that the inventory has no more can't be asked for.
+                one["known_profiles"] = [name for name in one["known_profiles"] if name in (arguments.get("known") or [name])]
+            return told
         live = {entry["name"]: entry for entry in arguments["live"]}
         read = [_live(server, live.get(server["name"])) for server in servers]
         if all(one["tok_s"] is None for one in read):

@@ -63,7 +63,8 @@ def eta(servers, samples, output_tokens, now, done=0, tok_s=None):
     """When ``samples`` generations of ``output_tokens`` are done, of which ``done`` are already.
 
     ``servers``: one mapping a server with ``name``, ``gpus`` (how many; 1 on the CPU) and ``tok_s`` (a figure, or None where
-    nothing is known). ``tok_s``: a speed of the whole fleet, taken instead of theirs. ``now``: with its zone.
+    nothing is known), and ``profile`` and ``known_profiles`` as ``speeds`` has them, for what is said then. ``tok_s``: a speed of
+    the whole fleet, taken instead of theirs. ``now``: with its zone.
     """
     if not isinstance(servers, list):
         raise AnsibleTypeError(f"sglang_eta needs a list of servers, got {type(servers).__name__}")
@@ -84,8 +85,8 @@ def eta(servers, samples, output_tokens, now, done=0, tok_s=None):
         gpus = sum(server["gpus"] for server in known)
     else:
         raise AnsibleFilterError(
-            "no server's speed is known: measure it with compare.yml or benchmark.yml, read it with -e live=true,"
-            " or give the fleet's with -e tok_s=…"
+            f"no server's speed{_of_profiles(servers)}: measure it with compare.yml or benchmark.yml, read it with"
+            " -e live=true, or give the fleet's with -e tok_s=…"
         )
     seconds = tokens / speed["median"]
     spread = speed["runs"] > 1
@@ -119,6 +120,15 @@ def eta(servers, samples, output_tokens, now, done=0, tok_s=None):
             "at": _later(moment, faster),
         }
     return result
+
+
+def _of_profiles(servers):
+    """What was looked for where nothing is known, and what is known instead: `` with profile r16 is known (r2 is: …)``."""
+    wanted = list(dict.fromkeys(server["profile"] for server in servers if server.get("profile")))
+    known = list(dict.fromkeys(name for server in servers for name in server.get("known_profiles") or []))
+    looked_for = f" with profile {' or '.join(wanted)}" if wanted else ""
+    instead = f" ({', '.join(known)} {'are' if len(known) > 1 else 'is'}: -e profile={known[-1]})" if known else ""
+    return f"{looked_for} is known{instead}"
 
 
 def _hours(seconds, fastest, slowest):
@@ -187,7 +197,8 @@ def speeds(servers, records, output_tokens):
 
     ``servers``: ``name``, ``node``, ``gpus`` (how many), ``profile`` (that it runs or will run), ``model`` and ``kind`` (names
     of its GPUs, None where unknown). ``records``: measurements, as compare.yml keeps them. A server that was not measured
-    itself has the speed of one of its kind.
+    itself has the speed of one of its kind. Where nothing is known, ``known_profiles`` are those of which it would be, the one
+    that was measured last at the end.
     """
     if not isinstance(servers, list) or not isinstance(records, list):
         raise AnsibleTypeError("sglang_speeds needs a list of servers and a list of records")
@@ -195,19 +206,14 @@ def speeds(servers, records, output_tokens):
     measured = [record for record in records if record.get("kind") == "measured"]
     result = []
     for server in servers:
-        like = [r for r in measured if r["profile"] == server["profile"] and r["model"] == server["model"]]
-        own = [record for record in like if record["server"] == server["name"]]
-        kind = server.get("kind")
-        same_kind = [r for r in like if kind is not None and list(r["gpus"]) == list(kind)]
-        neighbours = [r for r in like if kind is None and r["node"] == server["node"] and _count(r) == server["gpus"]]
-        found = source = None
-        for candidates, why in ((own, None), (same_kind, "its kind"), (neighbours, "the same node")):
-            candidates = _newest(candidates)
-            found = _best(candidates, output_tokens)
-            if found:
-                others = ", ".join(dict.fromkeys(record["server"] for record in candidates))
-                source = "measured" if why is None else f"as {others} ({why})"
-                break
+        like = [record for record in measured if record["model"] == server["model"]]
+        found, source = _speed_of(server, [r for r in like if r["profile"] == server["profile"]], output_tokens)
+        others = {} if found else {r["profile"]: r["at"] for r in sorted(like, key=lambda r: r["at"])}
+        known = [
+            name
+            for name in sorted(others, key=others.get)
+            if _speed_of(server, [r for r in like if r["profile"] == name], output_tokens)[0]
+        ]
         result.append(
             {
                 "name": server["name"],
@@ -215,9 +221,25 @@ def speeds(servers, records, output_tokens):
                 "profile": server["profile"],
                 **(found or {"tok_s": None, "concurrency": None, "workload": None}),
                 "source": source,
+                "known_profiles": known,
             }
         )
     return result
+
+
+def _speed_of(server, records, output_tokens):
+    """A server's speed (``_best``) and where it is from, of records of one profile and model; two None where there is none."""
+    own = [record for record in records if record["server"] == server["name"]]
+    kind = server.get("kind")
+    same_kind = [r for r in records if kind is not None and list(r["gpus"]) == list(kind)]
+    neighbours = [r for r in records if kind is None and r["node"] == server["node"] and _count(r) == server["gpus"]]
+    for candidates, why in ((own, None), (same_kind, "its kind"), (neighbours, "the same node")):
+        candidates = _newest(candidates)
+        found = _best(candidates, output_tokens)
+        if found:
+            others = ", ".join(dict.fromkeys(record["server"] for record in candidates))
+            return found, "measured" if why is None else f"as {others} ({why})"
+    return None, None
 
 
 def _count(record):

@@ -204,6 +204,29 @@ def test_of_equally_near_workloads_a_comparison_goes_before_benchmarks():
     assert speeds([one()], [*benchmarks, *curve("nomtp", {16: 300})], 256)[0]["tok_s"]["median"] == 300
 
 
+def test_what_is_not_known_is_told_beside_what_is():
+    later = {"at": "2026-11-30T00:00:00.000Z"}
+    records = [
+        *curve("r4", {16: 300}, **later),
+        *curve("r2", {16: 300}),
+        *curve("far", {16: 9}, gpus=["NVIDIA L4"], server="x"),
+    ]
+    found = speeds([one(profile="r16"), one("node1-gpu1", "r16")], records, 256)
+    assert [it["known_profiles"] for it in found] == [["r2", "r4"]] * 2
+    with pytest.raises(AnsibleFilterError) as caught:
+        eta(found, 10, 256, NOW)
+    assert str(caught.value) == (
+        "no server's speed with profile r16 is known (r2, r4 are: -e profile=r4): measure it with compare.yml or"
+        " benchmark.yml, read it with -e live=true, or give the fleet's with -e tok_s=…"
+    )
+    found = speeds([one(profile="r16"), one("node1-gpu1", "r8")], records[3:6], 256)
+    with pytest.raises(AnsibleFilterError, match=r"with profile r16 or r8 is known \(r2 is: -e profile=r2\): measure it"):
+        eta(found, 10, 256, NOW)
+    with pytest.raises(AnsibleFilterError, match="with profile r16 is known: measure it"):
+        eta(speeds([one(profile="r16")], [], 256), 10, 256, NOW)
+    assert speeds([one(profile="r2")], records, 256)[0]["known_profiles"] == []
+
+
 def test_what_was_repeated_goes_before_a_single_benchmark():
     benchmark = record(runs=[run(16, 500)], series="", at="2026-12-01T00:00:00Z")
     (it,) = speeds([one()], [*curve("nomtp", {16: 300}), benchmark], 256)
