@@ -63,8 +63,8 @@ def eta(servers, samples, output_tokens, now, done=0, tok_s=None):
     """When ``samples`` generations of ``output_tokens`` are done, of which ``done`` are already.
 
     ``servers``: one mapping a server with ``name``, ``gpus`` (how many; 1 on the CPU) and ``tok_s`` (a figure, or None where
-    nothing is known), and ``profile`` and ``known_profiles`` as ``speeds`` has them, for what is said then. ``tok_s``: a speed of
-    the whole fleet, taken instead of theirs. ``now``: with its zone.
+    nothing is known), and ``profile`` and ``known_profiles`` as ``speeds`` has them, for what is said then. ``tok_s``: a speed
+    of the whole fleet, taken instead of theirs. ``now``: with its zone.
     """
     if not isinstance(servers, list):
         raise AnsibleTypeError(f"sglang_eta needs a list of servers, got {type(servers).__name__}")
