@@ -110,6 +110,16 @@ def test_an_idle_fleet_is_told_to_have_no_requests(act):
     )
 
 
+def test_a_fleet_that_does_not_run_is_told_to_be_started(act):
+    gone = [{"name": "node1-gpu0", "tok_s": None, "running": None, "waiting": None, "detail": "connection refused"}]
+    with pytest.raises(AnsibleActionFail) as caught:
+        act(live=gone)
+    assert caught.value.message == (
+        "no server's counters give a speed (node1-gpu0: connection refused): start it with deploy.yml, send it the job's"
+        " requests and read again, or leave -e live=true out for what was measured"
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
