@@ -68,6 +68,11 @@ def workloads(
     _whole_numbers("-e repeats", [repeats])
     concurrencies = _list(concurrencies)
     _whole_numbers("-e concurrencies", concurrencies or [concurrencies])
+    twice = [at for at in concurrencies if concurrencies.count(at) > 1]
+    if twice:
+        raise AnsibleActionFail(
+            f"-e concurrencies names {twice[0]} twice: name each concurrency once; -e repeats measures it again"
+        )
     _whole_numbers("prompts_per_concurrency and min_prompts", [prompts_per_concurrency, min_prompts])
     source = _prompts(prompts, called_from, max(max(concurrencies) * prompts_per_concurrency, min_prompts))
     found = []

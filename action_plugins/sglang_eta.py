@@ -71,13 +71,19 @@ class ActionModule(ActionBase):
                 }
             )
         if arguments.get("live") is None:
-            return filter_loader.get("sglang_speeds").j2_function(servers, records, arguments["output_tokens"])
+            told = filter_loader.get("sglang_speeds").j2_function(servers, records, arguments["output_tokens"])
+            for one in told:
+                # A profile that the inventory has no more can't be asked for.
+                one["known_profiles"] = [name for name in one["known_profiles"] if name in (arguments.get("known") or [name])]
+            return told
         live = {entry["name"]: entry for entry in arguments["live"]}
         read = [_live(server, live.get(server["name"])) for server in servers]
         if all(one["tok_s"] is None for one in read):
             why = "; ".join(f"{one['name']}: {one['source']}" for one in read)
+            # None of them answered: there is nothing to send requests to.
+            start = "" if any(one["concurrency"] is not None for one in read) else "start it with deploy.yml, "
             raise AnsibleActionFail(
-                f"no server's counters give a speed ({why}): send it the job's requests"
+                f"no server's counters give a speed ({why}): {start}send it the job's requests"
                 " and read again, or leave -e live=true out for what was measured"
             )
         return read

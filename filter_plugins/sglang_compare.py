@@ -10,6 +10,7 @@ Pure functions over the records that ``compare.yml`` keeps. A figure is always a
 from __future__ import annotations
 
 import math
+import re
 import statistics
 import textwrap
 
@@ -169,6 +170,15 @@ def _memory(boots):
     ]
 
 
+def _refused(records):
+    """Starts of a profile that failed, oldest first. Those alike but for numbers (ports, sizes) are one, as last told."""
+    found = {}
+    for record in sorted(records, key=lambda record: record["at"]):
+        alike = found.setdefault((record["server"], re.sub(r"\d+", "0", str(record["error"]))), {"times": 0})
+        alike.update(server=record["server"], repeat=record["repeat"], error=record["error"], times=alike["times"] + 1)
+    return list(found.values())
+
+
 def _profile(name, records):
     measured = [record for record in records if record["kind"] == "measured"]
     refused = [record for record in records if record["kind"] == "refused"]
@@ -187,7 +197,7 @@ def _profile(name, records):
         "stages": {stage: stat([(boot["stages"] or {}).get(stage) for boot in boots]) for stage in stages},
         "cap": stat([boot["cap"] for boot in boots]),
         "memory": _memory(boots),
-        "refused": [{"server": record["server"], "repeat": record["repeat"], "error": record["error"]} for record in refused],
+        "refused": _refused(refused),
         "errors": [
             {"server": record["server"], "repeat": record["repeat"], "error": record["error"]}
             for record in measured
@@ -411,6 +421,11 @@ def marked(profile):
     return profile["name"] + ("*" if profile["caveats"] else "")
 
 
+def when(refused):
+    """At which repeat a profile did not start, or how often."""
+    return f"{refused['times']} times" if refused["times"] > 1 else f"repeat {refused['repeat']}"
+
+
 def title(comparison):
     """The heading of a comparison, in one line."""
     on = ", ".join(comparison["gpus"]) or comparison["device"]
@@ -447,7 +462,7 @@ def report(found):
         for profile in one["profiles"]:
             lines += [f"* {profile['name']}: {caveat}" for caveat in profile["caveats"]]
             lines += [
-                f"{profile['name']} on {row['server']} did not start (repeat {row['repeat']}): {row['error']}"
+                f"{profile['name']} on {row['server']} did not start ({when(row)}): {row['error']}"
                 for row in profile["refused"]
             ]
             lines += [

@@ -63,7 +63,8 @@ def eta(servers, samples, output_tokens, now, done=0, tok_s=None):
     """When ``samples`` generations of ``output_tokens`` are done, of which ``done`` are already.
 
     ``servers``: one mapping a server with ``name``, ``gpus`` (how many; 1 on the CPU) and ``tok_s`` (a figure, or None where
-    nothing is known). ``tok_s``: a speed of the whole fleet, taken instead of theirs. ``now``: with its zone.
+    nothing is known), and ``profile`` and ``known_profiles`` as ``speeds`` has them, for what is said then. ``tok_s``: a speed
+    of the whole fleet, taken instead of theirs. ``now``: with its zone.
     """
     if not isinstance(servers, list):
         raise AnsibleTypeError(f"sglang_eta needs a list of servers, got {type(servers).__name__}")
@@ -84,8 +85,8 @@ def eta(servers, samples, output_tokens, now, done=0, tok_s=None):
         gpus = sum(server["gpus"] for server in known)
     else:
         raise AnsibleFilterError(
-            "no server's speed is known: measure it with compare.yml or benchmark.yml, read it with -e live=true,"
-            " or give the fleet's with -e tok_s=…"
+            f"no server's speed{_of_profiles(servers)}: measure it with compare.yml or benchmark.yml, read it with"
+            " -e live=true, or give the fleet's with -e tok_s=…"
         )
     seconds = tokens / speed["median"]
     spread = speed["runs"] > 1
@@ -119,6 +120,15 @@ def eta(servers, samples, output_tokens, now, done=0, tok_s=None):
             "at": _later(moment, faster),
         }
     return result
+
+
+def _of_profiles(servers):
+    """What was looked for where nothing is known, and what is known instead: `` with profile r16 is known (r2 is: …)``."""
+    wanted = list(dict.fromkeys(server["profile"] for server in servers if server.get("profile")))
+    known = list(dict.fromkeys(name for server in servers for name in server.get("known_profiles") or []))
+    looked_for = f" with profile {' or '.join(wanted)}" if wanted else ""
+    instead = f" ({', '.join(known)} {'are' if len(known) > 1 else 'is'}: -e profile={known[-1]})" if known else ""
+    return f"{looked_for} is known{instead}"
 
 
 def _hours(seconds, fastest, slowest):
@@ -157,15 +167,18 @@ def _best(records, output_tokens):
     for record in records:
         for run in record["runs"]:
             if not run["failed"]:
-                workload = workloads.setdefault(record["workload"]["id"], {"workload": record["workload"], "runs": {}})
+                workload = workloads.setdefault(
+                    record["workload"]["id"], {"workload": record["workload"], "series": record["series"], "runs": {}}
+                )
                 workload["runs"].setdefault(run["concurrency"], []).append(run["output_tok_s"])
     if not workloads:
         return None
 
     def distance(workload):
         off = abs(math.log(workload["workload"]["output_tokens"] / output_tokens))
-        # Of equally near ones the job's own text, then those with more repeats.
-        return (round(off, 6), workload["workload"]["source"] != "prompts", -max(map(len, workload["runs"].values())))
+        # Of equally near ones the job's own text, then what compare.yml measured, then those with more repeats.
+        own = workload["workload"]["source"] != "prompts", workload["series"] == ""
+        return (round(off, 6), *own, -max(map(len, workload["runs"].values())))
 
     nearest = min(workloads.values(), key=distance)
     concurrency = max(nearest["runs"], key=lambda at: statistics.median(nearest["runs"][at]))
@@ -184,7 +197,8 @@ def speeds(servers, records, output_tokens):
 
     ``servers``: ``name``, ``node``, ``gpus`` (how many), ``profile`` (that it runs or will run), ``model`` and ``kind`` (names
     of its GPUs, None where unknown). ``records``: measurements, as compare.yml keeps them. A server that was not measured
-    itself has the speed of one of its kind.
+    itself has the speed of one of its kind. Where nothing is known, ``known_profiles`` are those of which it would be, the one
+    that was measured last at the end.
     """
     if not isinstance(servers, list) or not isinstance(records, list):
         raise AnsibleTypeError("sglang_speeds needs a list of servers and a list of records")
@@ -192,19 +206,14 @@ def speeds(servers, records, output_tokens):
     measured = [record for record in records if record.get("kind") == "measured"]
     result = []
     for server in servers:
-        like = [r for r in measured if r["profile"] == server["profile"] and r["model"] == server["model"]]
-        own = [record for record in like if record["server"] == server["name"]]
-        kind = server.get("kind")
-        same_kind = [r for r in like if kind is not None and list(r["gpus"]) == list(kind)]
-        neighbours = [r for r in like if kind is None and r["node"] == server["node"] and _count(r) == server["gpus"]]
-        found = source = None
-        for candidates, why in ((own, None), (same_kind, "its kind"), (neighbours, "the same node")):
-            candidates = _newest(candidates)
-            found = _best(candidates, output_tokens)
-            if found:
-                others = ", ".join(dict.fromkeys(record["server"] for record in candidates))
-                source = "measured" if why is None else f"as {others} ({why})"
-                break
+        like = [record for record in measured if record["model"] == server["model"]]
+        found, source = _speed_of(server, [r for r in like if r["profile"] == server["profile"]], output_tokens)
+        others = {} if found else {r["profile"]: r["at"] for r in sorted(like, key=lambda r: r["at"])}
+        known = [
+            name
+            for name in sorted(others, key=others.get)
+            if _speed_of(server, [r for r in like if r["profile"] == name], output_tokens)[0]
+        ]
         result.append(
             {
                 "name": server["name"],
@@ -212,9 +221,25 @@ def speeds(servers, records, output_tokens):
                 "profile": server["profile"],
                 **(found or {"tok_s": None, "concurrency": None, "workload": None}),
                 "source": source,
+                "known_profiles": known,
             }
         )
     return result
+
+
+def _speed_of(server, records, output_tokens):
+    """A server's speed (``_best``) and where it is from, of records of one profile and model; two None where there is none."""
+    own = [record for record in records if record["server"] == server["name"]]
+    kind = server.get("kind")
+    same_kind = [r for r in records if kind is not None and list(r["gpus"]) == list(kind)]
+    neighbours = [r for r in records if kind is None and r["node"] == server["node"] and _count(r) == server["gpus"]]
+    for candidates, why in ((own, None), (same_kind, "its kind"), (neighbours, "the same node")):
+        candidates = _newest(candidates)
+        found = _best(candidates, output_tokens)
+        if found:
+            others = ", ".join(dict.fromkeys(record["server"] for record in candidates))
+            return found, "measured" if why is None else f"as {others} ({why})"
+    return None, None
 
 
 def _count(record):
@@ -222,19 +247,28 @@ def _count(record):
 
 
 def _newest(records):
-    """Of measurements with several launches, releases or series those like the newest; of compare.yml where there are any."""
+    """Of measurements those that were started like the newest, and of each server and workload one series of them.
+
+    That is the series with most runs, of equal ones the newest: one that was cut takes the place of none that has more. One of
+    compare.yml goes before single benchmarks.
+    """
     if not records:
         return []
     last = max(records, key=lambda record: record["at"])
-    launches, series, kept = {}, {}, []
+    launches, series = {}, {}
     for record in sorted(records, key=lambda record: record["at"]):
         if _key(record) == _key(last):
             launches[record["server"]] = record["launch_sha256"]
     for record in records:
         if _key(record) == _key(last) and record["launch_sha256"] == launches[record["server"]]:
-            series[record["server"]] = max(series.get(record["server"], ""), record["series"])
-            kept.append(record)
-    return [record for record in kept if record["series"] == series[record["server"]]]
+            of = series.setdefault((record["server"], record["workload"]["id"]), {})
+            of.setdefault(record["series"], []).append(record)
+
+    def weight(one):
+        name, members = one
+        return (name != "", sum(not run["failed"] for record in members for run in record["runs"]), name)
+
+    return [record for of in series.values() for record in max(of.items(), key=weight)[1]]
 
 
 def told(moment):

@@ -101,7 +101,9 @@ def test_a_profile_that_dies_as_it_starts_is_kept_and_told(fleet):
     assert [one["kind"] for one in kept] == ["begin", "refused", "end"]
     refused, told = kept[1], result.tasks["Fail for what could not be measured or put back"]["here-gpu0"]["msg"]
     assert (refused["profile"], refused["repeat"], len(refused["launch_sha256"])) == ("dying", 1, 64)
-    assert refused["error"].startswith("here-gpu0 did not become ready: ") and refused["error"] in told
+    ready, why = refused["error"].split(": ", 1)
+    assert ready == "here-gpu0 did not become ready"
+    assert told == f"profile dying did not start on here-gpu0: {why}; here-gpu0 is stopped again, as it was"
     assert kept[2]["put_back"] is True
     assert json.loads((fleet.root / "run/sglang_gpu0.json").read_text())["stopped_at"]
     assert not (fleet.root / "run/sglang_gpu0.compare.lock.json").exists()

@@ -118,6 +118,8 @@ def test_prompts_are_read_and_told_apart_by_their_content(act, tmp_path):
         ({"concurrencies": ["4"]}, "-e concurrencies has '4'"),
         ({"concurrencies": []}, "-e concurrencies has []"),
         ({"concurrencies": "1,two"}, "-e concurrencies has 'two': expected whole numbers above 0"),
+        ({"concurrencies": "1,1"}, "-e concurrencies names 1 twice: name each concurrency once; -e repeats measures it again"),
+        ({"concurrencies": [1, 4, 4]}, "-e concurrencies names 4 twice"),
         ({"concurrencies": True}, "-e concurrencies has True"),
         ({"concurrencies": {}}, "-e concurrencies has {}"),
         ({"repeats": 0}, "-e repeats has 0"),

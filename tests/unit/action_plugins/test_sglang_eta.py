@@ -78,6 +78,17 @@ def test_the_profile_is_the_one_asked_for_or_booted_last_or_the_inventorys(act, 
     assert act(servers=[{**SERVER, "asked_profile": "nomtp"}])["eta"]["tok_s"]["median"] == 100.0
 
 
+def test_only_profiles_that_can_be_asked_for_are_offered(act, tmp_path):
+    write(tmp_path, "compare", "1", record("mtp", [run(16, 100.0)]))
+    write(tmp_path, "compare", "2", record("gone", [run(16, 200.0)], at="2026-12-01T00:00:00.000Z"))
+    with pytest.raises(AnsibleActionFail) as caught:
+        act(known=["nomtp", "mtp"])
+    assert "no server's speed with profile nomtp is known (mtp is: -e profile=mtp): measure it" in caught.value.message
+    # What a server booted last counts, also where the inventory has it no more.
+    write(tmp_path, "boots", "1", {"schema": 1, "server": "node1-gpu0", "gpu": "NVIDIA H200", "profile": "gone"})
+    assert act(known=["nomtp", "mtp"])["eta"]["tok_s"]["median"] == 200.0
+
+
 def test_counters_that_were_read_live_are_taken_instead(act, tmp_path):
     write(tmp_path, "compare", "1", record("nomtp", [run(16, 100.0)]))
     figure = {"median": 50.0, "min": 40.0, "max": 60.0, "runs": 6}
@@ -96,6 +107,16 @@ def test_an_idle_fleet_is_told_to_have_no_requests(act):
     assert caught.value.message == (
         "no server's counters give a speed (node1-gpu0: it generated nothing in 60 s; node2-gpu0: its node gave no answer):"
         " send it the job's requests and read again, or leave -e live=true out for what was measured"
+    )
+
+
+def test_a_fleet_that_does_not_run_is_told_to_be_started(act):
+    gone = [{"name": "node1-gpu0", "tok_s": None, "running": None, "waiting": None, "detail": "connection refused"}]
+    with pytest.raises(AnsibleActionFail) as caught:
+        act(live=gone)
+    assert caught.value.message == (
+        "no server's counters give a speed (node1-gpu0: connection refused): start it with deploy.yml, send it the job's"
+        " requests and read again, or leave -e live=true out for what was measured"
     )
 
 

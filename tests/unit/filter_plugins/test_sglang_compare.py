@@ -226,6 +226,20 @@ def test_a_profile_that_did_not_start_is_told_and_others_stay():
     assert cell(one, "nomtp", 1)["runs"] == 3
 
 
+def test_a_start_that_failed_alike_in_each_run_is_told_once():
+    def again(minute, error):
+        return refused("mtp", error, at=f"2026-11-29T11:0{minute}:00.000Z")
+
+    errors = ["no memory: 12 MiB free", "no memory: 13 MiB free", "no such flag", "no memory: 9 MiB free"]
+    starts = [again(minute, error) for minute, error in enumerate(errors)]
+    (one,) = comparisons([*curve("nomtp", {1: 10}), *reversed(starts)])
+    rows = one["profiles"][-1]["refused"]
+    assert [(row["error"], row["times"]) for row in rows] == [("no memory: 9 MiB free", 3), ("no such flag", 1)]
+    text = report([one]).replace("\n", " ")
+    assert "mtp on node1-gpu0 did not start (3 times): no memory: 9 MiB free" in text
+    assert "mtp on node1-gpu0 did not start (repeat 1): no such flag" in text and text.count("did not start") == 2
+
+
 def test_what_is_uneven_is_noted():
     result = compare([*curve("nomtp", {1: 10}), *curve("mtp", {1: 10}, server="node1-gpu1")])
     assert result["notes"] == ["nomtp was measured on node1-gpu0 only", "mtp was measured on node1-gpu1 only"]

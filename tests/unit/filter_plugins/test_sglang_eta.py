@@ -175,6 +175,58 @@ def test_failed_runs_and_older_launches_and_series_do_not_count():
     assert speeds([one()], records, 256)[0]["tok_s"]["median"] == 300
 
 
+NEWER = {"series": "2026-12-01T00:00:00.000Z", "at": "2026-12-01T00:01:00.000Z"}
+
+
+def test_a_newer_series_of_another_workload_hides_none_that_fits():
+    like_it = {**WORKLOAD, "id": "l", "name": "long", "output_tokens": 128}
+    other = {**WORKLOAD, "id": "s", "name": "short", "output_tokens": 64}
+    records = [*curve("nomtp", {16: 300}, workload=like_it), *curve("nomtp", {16: 900}, workload=other, **NEWER)]
+    found = [speeds([one()], records, tokens)[0] for tokens in (128, 64)]
+    assert [(it["workload"]["name"], it["tok_s"]["median"]) for it in found] == [("long", 300), ("short", 900)]
+    # Of other flags than the newest nothing counts, however near.
+    flags = curve("nomtp", {16: 900}, workload=other, launch_sha256="newer", **NEWER)
+    assert speeds([one()], [*records[:3], *flags], 128)[0]["workload"]["name"] == "short"
+
+
+def test_a_series_that_was_cut_replaces_none_with_more_runs():
+    finished = curve("nomtp", {1: 50, 16: 300}, repeats=2, spread=0)
+    cut = curve("nomtp", {1: 90, 16: 900}, repeats=1, spread=0, **NEWER)
+    assert speeds([one()], finished + cut, 256)[0]["tok_s"] == {"median": 300, "min": 300, "max": 300, "runs": 2}
+    failed = [record(runs=[run(1, 9.0, failed=1)] * 9, **NEWER)]
+    assert speeds([one()], finished + failed, 256)[0]["tok_s"]["median"] == 300
+    gone_on_with = curve("nomtp", {1: 90, 16: 900}, repeats=2, spread=0, **NEWER)
+    assert speeds([one()], finished + gone_on_with, 256)[0]["tok_s"]["median"] == 900
+
+
+def test_of_equally_near_workloads_a_comparison_goes_before_benchmarks():
+    benchmarks = curve("nomtp", {16: 500}, repeats=5, workload={**WORKLOAD, "id": "b", "name": "benchmark"}, series="")
+    assert speeds([one()], [*benchmarks, *curve("nomtp", {16: 300})], 256)[0]["tok_s"]["median"] == 300
+
+
+def test_what_is_not_known_is_told_beside_what_is():
+    later = {"at": "2026-11-30T00:00:00.000Z"}
+    records = [
+        *curve("r4", {16: 300}, **later),
+        *curve("r2", {16: 300}),
+        *curve("far", {16: 9}, gpus=["NVIDIA L4"], server="x"),
+    ]
+    found = speeds([one(profile="r16"), one("node1-gpu1", "r16")], records, 256)
+    assert [it["known_profiles"] for it in found] == [["r2", "r4"]] * 2
+    with pytest.raises(AnsibleFilterError) as caught:
+        eta(found, 10, 256, NOW)
+    assert str(caught.value) == (
+        "no server's speed with profile r16 is known (r2, r4 are: -e profile=r4): measure it with compare.yml or"
+        " benchmark.yml, read it with -e live=true, or give the fleet's with -e tok_s=…"
+    )
+    found = speeds([one(profile="r16"), one("node1-gpu1", "r8")], records[3:6], 256)
+    with pytest.raises(AnsibleFilterError, match=r"with profile r16 or r8 is known \(r2 is: -e profile=r2\): measure it"):
+        eta(found, 10, 256, NOW)
+    with pytest.raises(AnsibleFilterError, match="with profile r16 is known: measure it"):
+        eta(speeds([one(profile="r16")], [], 256), 10, 256, NOW)
+    assert speeds([one(profile="r2")], records, 256)[0]["known_profiles"] == []
+
+
 def test_what_was_repeated_goes_before_a_single_benchmark():
     benchmark = record(runs=[run(16, 500)], series="", at="2026-12-01T00:00:00Z")
     (it,) = speeds([one()], [*curve("nomtp", {16: 300}), benchmark], 256)

@@ -285,6 +285,7 @@ def test_a_missing_record_is_told(run, engine, tmp_path):
     [
         ({"concurrencies": []}, "at least one number"),
         ({"concurrencies": [0]}, "each 1 or more"),
+        ({"concurrencies": [1, 8, 1]}, "concurrencies is [1, 8, 1]: it must list each number once."),
         ({"output_tokens": 1}, "output_tokens is 1: it must be at least 2"),
         ({"label": "a/b"}, "without a folder"),
     ],
