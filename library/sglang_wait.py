@@ -503,7 +503,7 @@ class Start:
         return None
 
 
-WITHOUT_A_WORD = "see dmesg whether the kernel killed it for want of host memory, or ask who did: kill -9 leaves no word in a log"
+WITHOUT_A_WORD = "see dmesg whether the kernel killed it for want of memory, or ask who did: kill -9 leaves nothing in a log"
 UNTOLD = {"id": "died", "advice": WITHOUT_A_WORD}
 PORT_TAKEN = "end that process, or give the server another port in the inventory"
 WRONG = {
