@@ -10,11 +10,13 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import tempfile
 import time
 
 SCHEMA = 1
 FULL_BYTES = 1 << 20
+_HOLDER = re.compile(r".+, pid \d+, since \S+")
 KEPT_OF_BOOT = ("profile", "argv", "env", "launch_sha256", "script", "port", "launched_at", "launched_in", "record")
 
 
@@ -229,11 +231,21 @@ def remember(paths, **told):
             stream.write(json.dumps({"schema": SCHEMA, "at": utc_now(), **told}, sort_keys=True) + "\n")
 
 
+def _holder(path, text):
+    """Who holds a lock, from the text of its file."""
+    if not text or _HOLDER.fullmatch(text):
+        return text or "unknown"
+    return f"an unnamed process (its lock file {path} is damaged, it holds {text[:40]!r}; fuser {path} shows the process)"
+
+
 @contextlib.contextmanager
 def lock(path, who, seconds):
-    """Hold a server's lock; Busy, naming the holder, when it stays taken. A dead holder's lock is free by itself."""
+    """Hold a server's lock; Busy, naming the holder, when it stays taken. A dead holder's lock is free by itself.
+
+    The lock is the kernel's and the text only tells who holds it: a damaged text locks nothing and frees nothing.
+    """
     deadline = time.monotonic() + seconds
-    with open(path, "a+", encoding="utf-8") as stream:
+    with open(path, "a+", encoding="utf-8", errors="replace") as stream:
         while True:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -241,7 +253,7 @@ def lock(path, who, seconds):
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     stream.seek(0)
-                    raise Busy(stream.read().strip() or "unknown") from None
+                    raise Busy(_holder(path, stream.read().strip())) from None
                 time.sleep(0.2)
         stream.seek(0)
         stream.truncate()

@@ -229,6 +229,21 @@ def test_a_lock_names_its_holder_and_is_free_afterwards(tmp_path):
         assert "alice" not in path.read_text()
 
 
+@pytest.mark.parametrize("text", [b"garbage", b"\xff\xfe", b"g" * 999, b"two\nlines, pid 5, since then"])
+def test_a_damaged_lock_file_is_told_with_its_path_and_a_way_on(tmp_path, text):
+    path = tmp_path / "s.lock"
+    with lock(path, "alice@laptop", 0):
+        path.write_bytes(text)
+        with pytest.raises(Busy) as busy, lock(path, "bob@desk", 0):
+            pass
+    shown = text.decode("utf-8", "replace")[:40]
+    assert str(busy.value) == (
+        f"an unnamed process (its lock file {path} is damaged, it holds {shown!r}; fuser {path} shows the process)"
+    )
+    with lock(path, "bob@desk", 0):
+        assert path.read_text().startswith("bob@desk, pid ")
+
+
 def test_a_lock_is_given_back_when_the_work_fails(tmp_path):
     path = tmp_path / "s.lock"
     with pytest.raises(KeyError), lock(path, "alice", 0):
