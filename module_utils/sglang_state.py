@@ -153,8 +153,8 @@ def _misshapen(state):
 def load_state(path):
     """``(state, damage)``: the state file as a mapping, and one sentence when the file is there and is none.
 
-    It is written whole or not at all, so damage is a disk's, an editor's or a stranger's work. A damaged one tells nothing:
-    the state is empty then, and what runs is found by its marks.
+    It is written whole or not at all, so damage is a disk's, an editor's or a stranger's work. A damaged one tells nothing,
+    nor does one of another schema: the state is empty then, and what runs is found by its marks.
     """
     try:
         text = read_text(path)
@@ -164,13 +164,19 @@ def load_state(path):
         return {}, None
     try:
         state = json.loads(text)
-        problem = _misshapen(state)
+        schema = state.get("schema", SCHEMA) if isinstance(state, dict) else SCHEMA
+        problem = _misshapen(state) if schema == SCHEMA else None
     except ValueError as error:
+        schema = SCHEMA
         problem = f"it is empty or cut short ({error})" if not text.strip() else f"it is no JSON ({error})"
-    if problem is None:
+    if schema != SCHEMA:
+        what = f"is of another release of this project (found schema {json.dumps(schema)[:40]}, expected {SCHEMA})"
+    elif problem:
+        what = f"is damaged, {problem}"
+    else:
         return state, None
     return {}, (
-        f"{path} is damaged, {problem}: it is taken as absent; if its server runs, stop.yml finds and stops it by its marks,"
+        f"{path} {what}: it is taken as absent; if its server runs, stop.yml finds and stops it by its marks,"
         " and deploy.yml starts it anew and writes the file anew"
     )
 

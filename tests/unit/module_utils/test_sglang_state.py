@@ -150,6 +150,16 @@ def test_a_damaged_state_file_is_empty_and_says_why_and_what_to_do(tmp_path, tex
     assert "stop.yml" in damage and "deploy.yml" in damage
 
 
+@pytest.mark.parametrize(("schema", "shown"), [(99, "99"), (None, "null"), ("x" * 99, '"' + "x" * 39)])
+def test_a_state_file_of_another_schema_tells_which_and_is_taken_as_absent(tmp_path, schema, shown):
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps({"schema": schema, "log": ["of another shape"]}))
+    state, damage = load_state(path)
+    assert state == {}
+    assert damage.startswith(f"{path} is of another release of this project (found schema {shown}, expected 1): ")
+    assert "stop.yml" in damage and "deploy.yml" in damage
+
+
 def test_a_state_file_cut_anywhere_is_whole_or_damaged(tmp_path):
     path = tmp_path / "state.json"
     whole = {"name": "n-gpu0", "log": "/l", "argv": ["a"], "record": {"flags": [["--a", "1"]]}}
