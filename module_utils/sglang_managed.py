@@ -54,6 +54,7 @@ from ansible.module_utils.sglang_state import (
     read_state,
     read_text,
     remember,
+    rewrite_state,
     utc_now,
     write_atomic,
     write_state,
@@ -388,7 +389,7 @@ def launch(managed, settled, seconds):
     finally:
         os.close(descriptor)
     known = identity(process.pid)
-    write_state(managed.paths.state, {**written, "identity": known, "launching": False})
+    rewrite_state(managed.paths.state, {**written, "identity": known, "launching": False})
     link_atomic(os.path.relpath(log, os.path.dirname(managed.paths.newest_log)), managed.paths.newest_log)
     remove_old_logs(managed.paths)
     before, managed.state = managed.state, read_state(managed.paths.state)
@@ -511,7 +512,7 @@ def note_stopped(managed):
     if managed.damage:
         managed.state = {"name": managed.name, "stopped_at": utc_now(), "stopped_by": params["who"]}
         with contextlib.suppress(OSError):
-            write_state(managed.paths.state, managed.state)
+            rewrite_state(managed.paths.state, managed.state)
     elif not managed.state.get("stopped_at"):
         note(managed, stopped_at=utc_now(), stopped_by=params["who"], stopped_because=params["because"], shared_memory=[])
         # A start over what died, or a replacement, tells of itself.
@@ -525,7 +526,7 @@ def note(managed, **told):
         return
     managed.state.update(told)
     try:
-        write_state(managed.paths.state, managed.state)
+        rewrite_state(managed.paths.state, managed.state)
     except OSError as error:
         managed.warnings.append(f"{managed.name}: {managed.paths.state} could not be written: {error.strerror}")
 

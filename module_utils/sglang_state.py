@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -202,6 +203,32 @@ def read_secrets(paths):
 def write_state(path, state):
     """Write the state file. It holds no key, but a profile's environment may hold what others should not read."""
     write_atomic(path, json.dumps({"schema": SCHEMA, **state}, indent=2, sort_keys=True) + "\n", 0o600)
+
+
+def rewrite_state(path, state):
+    """Write the state file; on a full disk over the old one, in the room that it has, by leaving out its indentation.
+
+    For an outcome that is lost otherwise: a reader at that very moment may see a part, which ``load_state`` tells.
+    """
+    try:
+        write_state(path, state)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        text = json.dumps({"schema": SCHEMA, **state}, separators=(",", ":"), sort_keys=True).encode()
+        with open(path, "rb+", buffering=0) as stream:
+            before = stream.read()
+            if len(text) >= len(before):
+                raise
+            after = text.ljust(len(before) - 1) + b"\n"
+            try:
+                # A file system that copies what it writes over may have no room for this either.
+                if os.pwrite(stream.fileno(), after, 0) != len(after):
+                    raise error
+                os.fsync(stream.fileno())
+            except OSError:
+                os.pwrite(stream.fileno(), before, 0)
+                raise error from None
 
 
 def launch_sha256(argv, env, secrets):
