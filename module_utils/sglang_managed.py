@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import glob
 import json
 import os
 import re
@@ -30,6 +31,7 @@ from ansible.module_utils.sglang_process import (
     describe,
     identity,
     listeners,
+    living,
     marked,
     members,
     orphans,
@@ -38,6 +40,7 @@ from ansible.module_utils.sglang_process import (
     shared_memory_files,
     started_unrecorded,
     unused,
+    variable,
     wait_until,
 )
 from ansible.module_utils.sglang_state import (
@@ -54,6 +57,7 @@ from ansible.module_utils.sglang_state import (
     read_state,
     read_text,
     remember,
+    rewrite_state,
     utc_now,
     write_atomic,
     write_state,
@@ -388,7 +392,7 @@ def launch(managed, settled, seconds):
     finally:
         os.close(descriptor)
     known = identity(process.pid)
-    write_state(managed.paths.state, {**written, "identity": known, "launching": False})
+    rewrite_state(managed.paths.state, {**written, "identity": known, "launching": False})
     link_atomic(os.path.relpath(log, os.path.dirname(managed.paths.newest_log)), managed.paths.newest_log)
     remove_old_logs(managed.paths)
     before, managed.state = managed.state, read_state(managed.paths.state)
@@ -432,6 +436,7 @@ def stop(managed):
     session = managed.process.session if managed.process else None
     ours = members(root, name, session) if managed.process else managed.leftovers()
     files = shared_memory(stat.pid for stat in ours) | set(managed.state.get("shared_memory") or [])
+    folders = temporary_folders(managed, ours)
 
     def left():
         return members(root, name, session) if session else managed.leftovers()
@@ -461,13 +466,44 @@ def stop(managed):
             cause="unkillable",
         )
     managed.released({stat.pid for stat in ours})
-    remove_files(managed, files)
+    remove_files(managed, files, folders)
     note_stopped(managed)
     managed.process = None
     return killed
 
 
-def remove_files(managed, files):
+def is_temporary(path):
+    """Is this a folder as the fleet makes one for a boot's temporary files, of this user?"""
+    if not os.path.isabs(path) or not os.path.basename(path).startswith(TEMPORARY):
+        return False
+    return os.path.isdir(path) and not os.path.islink(path) and os.stat(path).st_uid == os.geteuid()
+
+
+def temporary_folders(managed, ours):
+    """Where this boot's temporary files are: its state tells, or else the environment of its processes while they live."""
+    if managed.state.get("temporary"):
+        return {managed.state["temporary"]}
+    folders = {folder for folder in (variable(process.pid, "TMPDIR") for process in ours) if is_temporary(folder or "")}
+    if managed.damage and not folders:
+        pattern = os.path.join(tempfile.gettempdir(), f"{TEMPORARY}*")
+        used = {variable(process.pid, "TMPDIR") for process in living()}
+        unknown = [path for path in sorted(glob.glob(pattern)) if path not in used and is_temporary(path)]
+        if unknown:
+            managed.warnings.append(
+                f"{managed.name}: its damaged state does not tell which folder of temporary files was its own, so none was"
+                f" removed: look at those that no process has, such as {unknown[0]}, and remove them"
+            )
+    return folders
+
+
+def own_logs(managed):
+    """Logs in which this boot's keys may be: its own, or all that are kept where the state does not tell which it is."""
+    if managed.state.get("log"):
+        return [managed.state["log"]]
+    return glob.glob(os.path.join(glob.escape(managed.paths.logs), "*.log"))
+
+
+def remove_files(managed, files, folders):
     """Remove what SGLang leaves: files in /dev/shm, temporary files, and its keys in the log.
 
     A process that dies soon after it made a file is seen with it by nobody. So a file that was not there before the launch,
@@ -478,11 +514,11 @@ def remove_files(managed, files):
     for path in unused(files):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-    temporary = managed.state.get("temporary") or ""
-    if os.path.basename(temporary).startswith(TEMPORARY):
-        shutil.rmtree(temporary, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        redact(managed.state.get("log") or "", read_secrets(managed.paths).values())
+    for folder in filter(is_temporary, folders):
+        shutil.rmtree(folder, ignore_errors=True)
+    for log in own_logs(managed):
+        with contextlib.suppress(OSError):
+            redact(log, read_secrets(managed.paths).values())
 
 
 def left_files(managed):
@@ -511,7 +547,7 @@ def note_stopped(managed):
     if managed.damage:
         managed.state = {"name": managed.name, "stopped_at": utc_now(), "stopped_by": params["who"]}
         with contextlib.suppress(OSError):
-            write_state(managed.paths.state, managed.state)
+            rewrite_state(managed.paths.state, managed.state)
     elif not managed.state.get("stopped_at"):
         note(managed, stopped_at=utc_now(), stopped_by=params["who"], stopped_because=params["because"], shared_memory=[])
         # A start over what died, or a replacement, tells of itself.
@@ -525,7 +561,7 @@ def note(managed, **told):
         return
     managed.state.update(told)
     try:
-        write_state(managed.paths.state, managed.state)
+        rewrite_state(managed.paths.state, managed.state)
     except OSError as error:
         managed.warnings.append(f"{managed.name}: {managed.paths.state} could not be written: {error.strerror}")
 
@@ -544,7 +580,8 @@ def ensure_stopped(module, managed):
         return result
     if managed.params.get("keep_bundle"):
         result["bundle"] = keep_bundle(managed)
-    if needed:
+    # A damaged state hides what its server left, be it dead or alive.
+    if needed or managed.damage:
         started = time.monotonic()
         result["killed"] = stop(managed)
         result["elapsed"] = round(time.monotonic() - started, 1)

@@ -101,6 +101,13 @@ def _environment(pid):
         return []
 
 
+def variable(pid, name):
+    """A variable of the environment that a process was started with, or None where it has none or may not be read."""
+    begin = f"{name}=".encode()
+    found = next((entry for entry in _environment(pid) if entry.startswith(begin)), None)
+    return None if found is None else os.fsdecode(found[len(begin) :])
+
+
 def marked(root, server):
     """Stats of living processes whose environment says that they were started for this server."""
     wanted = {f"{name}={value}".encode() for name, value in zip(MARKERS, (root, server))}

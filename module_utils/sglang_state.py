@@ -11,11 +11,13 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import tempfile
 import time
 
 SCHEMA = 1
 FULL_BYTES = 1 << 20
+_HOLDER = re.compile(r".+, pid \d+, since \S+")
 KEPT_OF_BOOT = ("profile", "argv", "env", "launch_sha256", "script", "port", "launched_at", "launched_in", "record")
 
 
@@ -165,8 +167,8 @@ def _unreadable(path, error):
 def load_state(path):
     """``(state, damage)``: the state file as a mapping, and one sentence when the file is there and is none.
 
-    It is written whole or not at all, so damage is a disk's, an editor's or a stranger's work. A damaged one tells nothing:
-    the state is empty then, and what runs is found by its marks.
+    It is written whole or not at all, so damage is a disk's, an editor's or a stranger's work. A damaged one tells nothing,
+    nor does one of another schema: the state is empty then, and what runs is found by its marks.
     """
     try:
         text = read_text(path)
@@ -176,13 +178,19 @@ def load_state(path):
         return {}, None
     try:
         state = json.loads(text)
-        problem = _misshapen(state)
+        schema = state.get("schema", SCHEMA) if isinstance(state, dict) else SCHEMA
+        problem = _misshapen(state) if schema == SCHEMA else None
     except ValueError as error:
+        schema = SCHEMA
         problem = f"it is empty or cut short ({error})" if not text.strip() else f"it is no JSON ({error})"
-    if problem is None:
+    if schema != SCHEMA:
+        what = f"is of another release of this project (found schema {json.dumps(schema)[:40]}, expected {SCHEMA})"
+    elif problem:
+        what = f"is damaged, {problem}"
+    else:
         return state, None
     return {}, (
-        f"{path} is damaged, {problem}: it is taken as absent; if its server runs, stop.yml finds and stops it by its marks,"
+        f"{path} {what}: it is taken as absent; if its server runs, stop.yml finds and stops it by its marks,"
         " and deploy.yml starts it anew and writes the file anew"
     )
 
@@ -208,6 +216,32 @@ def read_secrets(paths):
 def write_state(path, state):
     """Write the state file. It holds no key, but a profile's environment may hold what others should not read."""
     write_atomic(path, json.dumps({"schema": SCHEMA, **state}, indent=2, sort_keys=True) + "\n", 0o600)
+
+
+def rewrite_state(path, state):
+    """Write the state file; on a full disk over the old one, in the room that it has, by leaving out its indentation.
+
+    For an outcome that is lost otherwise: a reader at that very moment may see a part, which ``load_state`` tells.
+    """
+    try:
+        write_state(path, state)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        text = json.dumps({"schema": SCHEMA, **state}, separators=(",", ":"), sort_keys=True).encode()
+        with open(path, "rb+", buffering=0) as stream:
+            before = stream.read()
+            if len(text) >= len(before):
+                raise
+            after = text.ljust(len(before) - 1) + b"\n"
+            try:
+                # A file system that copies what it writes over may have no room for this either.
+                if os.pwrite(stream.fileno(), after, 0) != len(after):
+                    raise error
+                os.fsync(stream.fileno())
+            except OSError:
+                os.pwrite(stream.fileno(), before, 0)
+                raise error from None
 
 
 def launch_sha256(argv, env, secrets):
@@ -243,11 +277,21 @@ def remember(paths, **told):
             stream.write(json.dumps({"schema": SCHEMA, "at": utc_now(), **told}, sort_keys=True) + "\n")
 
 
+def _holder(path, text):
+    """Who holds a lock, from the text of its file."""
+    if not text or _HOLDER.fullmatch(text):
+        return text or "unknown"
+    return f"an unnamed process (its lock file {path} is damaged, it holds {text[:40]!r}; fuser {path} shows the process)"
+
+
 @contextlib.contextmanager
 def lock(path, who, seconds):
-    """Hold a server's lock; Busy, naming the holder, when it stays taken. A dead holder's lock is free by itself."""
+    """Hold a server's lock; Busy, naming the holder, when it stays taken. A dead holder's lock is free by itself.
+
+    The lock is the kernel's and the text only tells who holds it: a damaged text locks nothing and frees nothing.
+    """
     deadline = time.monotonic() + seconds
-    with open(path, "a+", encoding="utf-8") as stream:
+    with open(path, "a+", encoding="utf-8", errors="replace") as stream:
         while True:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -255,7 +299,7 @@ def lock(path, who, seconds):
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     stream.seek(0)
-                    raise Busy(stream.read().strip() or "unknown") from None
+                    raise Busy(_holder(path, stream.read().strip())) from None
                 time.sleep(0.2)
         stream.seek(0)
         stream.truncate()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -20,7 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from ansible.module_utils import sglang_managed, sglang_process
+from ansible.module_utils import sglang_managed, sglang_process, sglang_state
 from ansible.module_utils.sglang_process import identity, members, read_stat
 from ansible.module_utils.sglang_state import Paths, boot_of, lock, read_state, utc_now, write_state
 
@@ -802,6 +803,7 @@ def warnings_of(module, monkeypatch):
 def test_a_damaged_state_file_is_told_and_a_deploy_goes_on(module, fleet, call, monkeypatch):
     said = warnings_of(module, monkeypatch)
     fleet.paths.make()
+    monkeypatch.setattr(sglang_managed.tempfile, "tempdir", str(fleet.root))
     Path(fleet.paths.state).write_text(DAMAGE)
     assert call(module, fleet.args())["changed"] is True
     assert len(said) == 1 and said[0].startswith(f"n-gpu0: {fleet.paths.state} is damaged, it is no JSON")
@@ -834,6 +836,69 @@ def test_a_server_whose_state_file_was_damaged_is_not_started_twice_and_can_be_s
     assert fleet.pids() == set() and fleet.state["stopped_by"] == "bob@desk"
     assert len(said) == 2
     assert call(module, fleet.stop_args())["changed"] is False and len(said) == 2
+
+
+PRINTS_ITS_KEY = f"""
+import time
+print("server_args=ServerArgs(api_key='{KEY}')", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("text", ["", DAMAGE, '{"schema": 99}'])
+def test_a_stop_with_a_damaged_state_leaves_no_key_and_no_folder(module, fleet, call, helpers, monkeypatch, text):
+    said = warnings_of(module, monkeypatch)
+    started = call(module, fleet.args(secrets={"api-key": KEY}, body=body(PRINTS_ITS_KEY)))
+    helpers.until(lambda: KEY in Path(started["log"]).read_text())
+    temporary = fleet.state["temporary"]
+    Path(temporary, "left").write_text("")
+    Path(fleet.paths.state).write_text(text)
+    assert call(module, fleet.stop_args(stop_timeout=5))["changed"] is True
+    assert fleet.pids() == set()
+    assert f"api_key='{'*' * len(KEY)}'" in Path(started["log"]).read_text()
+    assert not os.path.exists(temporary)
+    assert len(said) == 1 and said[0].startswith(f"n-gpu0: {fleet.paths.state} is ")
+
+
+def test_a_dead_server_with_a_damaged_state_leaves_no_key_and_its_folder_is_told(
+    module, fleet, call, helpers, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(sglang_managed.tempfile, "tempdir", str(tmp_path))
+    said = warnings_of(module, monkeypatch)
+    started = call(module, fleet.args(secrets={"api-key": KEY}, body=body(PRINTS_ITS_KEY)))
+    helpers.until(lambda: KEY in Path(started["log"]).read_text())
+    temporary = fleet.state["temporary"]
+    os.kill(started["pid"], signal.SIGKILL)
+    helpers.until(lambda: not fleet.pids())
+    Path(fleet.paths.state).write_text("")
+    assert call(module, fleet.stop_args())["changed"] is True
+    assert KEY not in Path(started["log"]).read_text()
+    assert os.path.isdir(temporary)
+    assert len(said) == 2 and f"such as {temporary}, and remove them" in said[1]
+
+
+def test_a_folder_that_is_not_the_fleets_is_never_removed(module, fleet, call, monkeypatch, tmp_path):
+    monkeypatch.setattr(sglang_managed.tempfile, "tempdir", str(tmp_path))
+    theirs, link = tmp_path / "theirs", tmp_path / "sglang_fleet_link"
+    theirs.mkdir()
+    link.symlink_to(theirs)
+    for place in (theirs, link):
+        call(module, fleet.args(env={"TMPDIR": str(place)}, body=f"export TMPDIR={place}\nexec sleep 60"))
+        Path(fleet.paths.state).write_text("")
+        assert call(module, fleet.stop_args(stop_timeout=5))["changed"] is True
+        assert theirs.is_dir() and link.is_symlink()
+
+
+def test_a_stop_on_a_full_disk_is_written_down(module, fleet, call, monkeypatch):
+    said = warnings_of(module, monkeypatch)
+    call(module, fleet.args())
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sglang_state, "write_atomic", full)
+    assert call(module, fleet.stop_args(stop_timeout=20, because="it did not become ready"))["changed"] is True
+    assert (said, fleet.state["stopped_by"], fleet.state["stopped_because"]) == ([], "bob@desk", "it did not become ready")
 
 
 @pytest.mark.parametrize("other", [{"boot_id": "of before the restart"}, {"start_ticks": 1}])

@@ -29,6 +29,7 @@ from ansible.module_utils.sglang_process import (
     shared_memory,
     started_unrecorded,
     unused,
+    variable,
     wait_until,
 )
 
@@ -107,6 +108,12 @@ def test_a_command_is_one_line(spawn, helpers):
     process = spawn([sys.executable, "-c", "import time; time.sleep(60)", "a b", ""])
     helpers.until(lambda: "sleep(60)" in command(process.pid))
     assert command(process.pid) == f"{sys.executable} -c import time; time.sleep(60) a b"
+
+
+def test_a_variable_is_that_of_the_process_by_its_whole_name(python, mark):
+    process, _up = python(SLEEP, env={**mark, "TMPDIR": "/tmp/a=b", "TMPDIR_2": "/other", "EMPTY": ""})
+    assert [variable(process.pid, name) for name in ("TMPDIR", "EMPTY", "TMP")] == ["/tmp/a=b", "", None]
+    assert variable(2**31 - 1, "TMPDIR") is None
 
 
 def test_marked_processes_carry_both_names(python, mark, tmp_path):

@@ -28,6 +28,7 @@ from ansible.module_utils.sglang_state import (
     read_state,
     read_text,
     remember,
+    rewrite_state,
     write_atomic,
     write_state,
 )
@@ -151,6 +152,60 @@ def test_a_damaged_state_file_is_empty_and_says_why_and_what_to_do(tmp_path, tex
     assert "stop.yml" in damage and "deploy.yml" in damage
 
 
+@pytest.mark.parametrize(("schema", "shown"), [(99, "99"), (None, "null"), ("x" * 99, '"' + "x" * 39)])
+def test_a_state_file_of_another_schema_tells_which_and_is_taken_as_absent(tmp_path, schema, shown):
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps({"schema": schema, "log": ["of another shape"]}))
+    state, damage = load_state(path)
+    assert state == {}
+    assert damage.startswith(f"{path} is of another release of this project (found schema {shown}, expected 1): ")
+    assert "stop.yml" in damage and "deploy.yml" in damage
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """A disk that takes no new file; what is there can be written over."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    return lambda: monkeypatch.setattr(sglang_state, "write_atomic", full)
+
+
+def test_on_a_full_disk_a_state_is_written_over_the_old_one(tmp_path, full_disk):
+    path = tmp_path / "state.json"
+    old = {"name": "n-gpu0", "argv": ["a"] * 30}
+    write_state(path, old)
+    before = os.stat(path)
+    full_disk()
+    rewrite_state(path, {**old, "stopped_at": "then"})
+    assert load_state(path) == ({"schema": 1, **old, "stopped_at": "then"}, None)
+    after = os.stat(path)
+    assert (after.st_ino, after.st_size) == (before.st_ino, before.st_size)
+
+
+def test_on_a_full_disk_what_has_no_room_leaves_the_old_state(tmp_path, full_disk):
+    path = tmp_path / "state.json"
+    write_state(path, {"name": "n-gpu0"})
+    full_disk()
+    with pytest.raises(OSError, match="No space left") as refused:
+        rewrite_state(path, {"name": "n-gpu0", "why": "long" * 99})
+    assert refused.value.errno == errno.ENOSPC
+    assert read_state(path) == {"schema": 1, "name": "n-gpu0"}
+
+
+def test_what_a_disk_took_in_part_is_put_back(tmp_path, full_disk, monkeypatch):
+    """A file system that copies what it writes over can be full in the middle of it."""
+    path, pwrite, sizes = tmp_path / "state.json", os.pwrite, [20]
+    old = {"name": "n-gpu0", "argv": ["a"] * 30}
+    write_state(path, old)
+    full_disk()
+    monkeypatch.setattr(os, "pwrite", lambda handle, data, at: pwrite(handle, data[: sizes.pop() if sizes else None], at))
+    with pytest.raises(OSError, match="No space left"):
+        rewrite_state(path, {**old, "stopped_at": "then"})
+    assert (sizes, read_state(path)) == ([], {"schema": 1, **old})
+
+
 def test_a_state_file_cut_anywhere_is_whole_or_damaged(tmp_path):
     path = tmp_path / "state.json"
     whole = {"name": "n-gpu0", "log": "/l", "argv": ["a"], "record": {"flags": [["--a", "1"]]}}
@@ -255,6 +310,21 @@ def test_a_lock_names_its_holder_and_is_free_afterwards(tmp_path):
     with lock(path, "bob@desk", 0):
         assert path.read_text().startswith("bob@desk, pid ")
         assert "alice" not in path.read_text()
+
+
+@pytest.mark.parametrize("text", [b"garbage", b"\xff\xfe", b"g" * 999, b"two\nlines, pid 5, since then"])
+def test_a_damaged_lock_file_is_told_with_its_path_and_a_way_on(tmp_path, text):
+    path = tmp_path / "s.lock"
+    with lock(path, "alice@laptop", 0):
+        path.write_bytes(text)
+        with pytest.raises(Busy) as busy, lock(path, "bob@desk", 0):
+            pass
+    shown = text.decode("utf-8", "replace")[:40]
+    assert str(busy.value) == (
+        f"an unnamed process (its lock file {path} is damaged, it holds {shown!r}; fuser {path} shows the process)"
+    )
+    with lock(path, "bob@desk", 0):
+        assert path.read_text().startswith("bob@desk, pid ")
 
 
 def test_a_lock_is_given_back_when_the_work_fails(tmp_path):
