@@ -143,7 +143,7 @@ class Replay:
         """SIGTERM while serving: finish what runs, then the engine kills its own tree, itself included."""
         self.front.stopping.set()
         log("SIGTERM received. signum=None frame=None. Draining requests and shutting down...")
-        pause = min(DRAIN / self.speed, 0.8)
+        pause = min(max(DRAIN / self.speed, 0.4), 0.8)  # a child that got the signal too needs a moment to die of it
         time.sleep(pause / 2)
         dead = process.dead_child(self.children)
         if dead:  # the signal went to the whole group
