@@ -349,6 +349,7 @@ def test_a_second_swap_is_refused_with_who_swaps_and_since_when(fleet, nodes, tm
         second = fleet.run("swap", "--limit node_node4,node2-gpu1", profile="mtp")
         others = [
             fleet.run("deploy", "--limit node4-gpu0", profile=another(states_before["node4", 0]), replace=True),
+            fleet.run("deploy", "--limit node4-gpu0", profile=another(states_before["node4", 0])),
             fleet.run("stop", "--limit node4-gpu0"),
         ]
         shown = fleet.run("deploy", "--limit node4-gpu0 --check", profile=another(states_before["node4", 0]), replace=True)
