@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import math
 import statistics
+import textwrap
 
 from ansible.errors import AnsibleFilterError, AnsibleTypeError
 from ansible.plugins.loader import filter_loader
@@ -20,6 +21,8 @@ HOUR = 3600
 DAY = 24 * HOUR
 # A server below this share of the fleet's median speed a GPU holds it back.
 HOLDS_BACK = 0.9
+# Columns of a terminal of 80 beside the indentation of Ansible's own.
+WIDTH = 72
 # A workload whose outputs are so many times longer or shorter than the job's says little of the job.
 UNLIKE = 2
 
@@ -320,7 +323,8 @@ def report(result, servers=None):
                 if not 1 / UNLIKE < job / sent < UNLIKE:
                     said += f"; unlike the job, which has {job:,} out: compare.yml measures what is more like it"
             notes.setdefault(said, []).append(server["name"])
-        parts.append("\n".join(f"{', '.join(names)}: {said}" for said, names in notes.items()))
+        told_of = (f"{', '.join(names)}: {said}" for said, names in notes.items())
+        parts.append("\n".join(textwrap.fill(one, WIDTH, subsequent_indent="  ", break_on_hyphens=False) for one in told_of))
     speed, hours, finish = result["tok_s"], result["hours"], result["finish"]
     lines = [
         f"fleet:   {number(speed['median'])} tok/s = {number(result['tokens_an_hour'])} tokens an hour,"

@@ -336,14 +336,14 @@ def swap_report(servers):
         shown = [now.get("profile"), *(now.get(key) for key in differing), state, seconds.get("drain"), seconds.get("out")]
         rows.append([server["name"], result["outcome"], *shown])
         if result.get("why"):
-            notes.append(f"{server['name']} {result['outcome'].upper()}: {result['why']}")
+            notes.append(wrapped(f"{server['name']} {result['outcome'].upper()}: {result['why']}"))
             notes += [f"  bundle: {result['bundle']}"] if result.get("bundle") else []
         elif now.get("detail"):
-            notes.append(f"{server['name']}: {now['detail']}")
+            notes.append(wrapped(f"{server['name']}: {now['detail']}"))
         if result.get("gate"):
-            notes.append(f"{server['name']}: {result['gate']['sentence']}, {result['gate']['verdict']}")
+            notes.append(wrapped(f"{server['name']}: {result['gate']['sentence']}, {result['gate']['verdict']}"))
         if result.get("note"):
-            notes.append(f"{server['name']}: {result['note']}")
+            notes.append(wrapped(f"{server['name']}: {result['note']}"))
     headers = ["server", "outcome", "runs", *differing, "state", "drain s", "out s"]
     return "\n\n".join([table(rows, headers), *(["\n".join(notes)] if notes else [])])
 
@@ -369,7 +369,7 @@ def history_report(records, limit=50):
         at = f"{record['at'][:10]} {record['at'][11:19]}Z"
         rows.append([at, record["server"], record.get("who"), record["what"], what])
         if record.get("why"):
-            notes.append(f"{at} {record['server']}: {record['why']}")
+            notes.append(wrapped(f"{at} {record['server']}: {record['why']}"))
     if not rows:
         return "Nothing is known of any change of the selected servers."
     parts = [table(rows, ["when", "server", "who", "outcome", "what"])]

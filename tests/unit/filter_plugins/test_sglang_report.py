@@ -543,6 +543,8 @@ def test_a_swap_tells_of_each_server_what_it_runs_and_of_the_others_why():
     assert cells["n-gpu1"] == ["reverted", "mtp", "ready", "-", "-"]
     assert cells["n-gpu2"] == ["not begun", "-", "unreachable", "-", "-"]
     assert text.endswith("n-gpu1 REVERTED: too slow\n  bundle: /b.tar.gz\nn-gpu1: 90 after 100, worse")
+    long = swap_report([swapped("n-gpu1", "reverted", why="a reason of many words " * 12)])
+    assert max(map(len, long.splitlines())) <= 72
     two = swap_report([swapped("n-gpu0", "swapped"), swapped("n-gpu1", "not begun", release="0.5.16")])
     assert rows(two, "server")["n-gpu1"] == ["not begun", "mtp", "0.5.16", "ready", "-", "-"]
 
