@@ -37,7 +37,7 @@ options:
     type: path
     required: true
   concurrencies:
-    description: How many requests to keep in flight, each once, one run for each.
+    description: How many requests to keep in flight, one run for each. The gate of a swap repeats one to get pairs of runs.
     type: list
     elements: int
     default: [1, 4, 16, 48]
@@ -498,8 +498,6 @@ def refuse_bad_numbers(module):
     concurrencies = module.params["concurrencies"]
     if not concurrencies or min(concurrencies) < 1:
         module.fail_json(msg=f"concurrencies is {concurrencies}: it must list at least one number, each 1 or more.")
-    if len(set(concurrencies)) < len(concurrencies):
-        module.fail_json(msg=f"concurrencies is {concurrencies}: it must list each number once.")
     if os.path.basename(module.params["label"]) != module.params["label"]:
         module.fail_json(msg=f"label is {module.params['label']!r}: it must be a file name without a folder.")
 
