@@ -129,9 +129,11 @@ def test_what_is_slower_by_a_benchmark_is_put_back_and_reaches_one_server_only(d
     with clients_of(local_fleet, concurrency=1) as clients:
         rolled = local_fleet.run(
             "swap", profile="slow", gate="benchmark", sglang_swap_gate_pairs=3, sglang_swap_gate_concurrency=4,
-            sglang_swap_gate_prompts=4, sglang_swap_gate_input_tokens=8, sglang_swap_gate_output_tokens=8,
+            sglang_swap_gate_prompts=8, sglang_swap_gate_input_tokens=8, sglang_swap_gate_output_tokens=64,
         )  # fmt: skip
     assert rolled.rc != 0
+    told = rolled.tasks["Tell what came of it"]["here-cpu0"]["msg"]
+    assert "here-cpu0 REVERTED" in told and "not begun" in told, told
     assert set(clients.answers) == {200} and clients.most_out == 1, (clients.answers, clients.wrong)
     assert_both_are_routed_to(local_fleet)
     reason = rolled.tasks["Fail for a server that was not swapped"]["here-cpu0"]["msg"]
@@ -139,6 +141,4 @@ def test_what_is_slower_by_a_benchmark_is_put_back_and_reaches_one_server_only(d
     after = [state(local_fleet, number) for number in (0, 1)]
     assert after[1] == before[1], "its neighbour was not touched"
     assert after[0]["launch_sha256"] == before[0]["launch_sha256"] and after[0]["launched_at"] != before[0]["launched_at"]
-    told = rolled.tasks["Tell what came of it"]["here-cpu0"]["msg"]
-    assert "here-cpu0 REVERTED" in told and "not begun" in told
     assert "key of the test" not in rolled.stdout
