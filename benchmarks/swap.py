@@ -99,7 +99,7 @@ def roll(fleet, title, profile, options, expected):
         raise Failed(f"{title}: {outcomes}, expected {expected}:\n{rolled.stdout[-6000:]}")
     spent = [result["seconds"] for result in results.values() if (result.get("seconds") or {}).get("start") is not None]
     # What the swap itself adds to the drain, the start and the watch of a server, where nothing is measured.
-    own = [each["out"] - sum(each[step] or 0 for step in ("drain", "start", "settle")) for each in spent]
+    own = [each["batch"] - sum(each[step] or 0 for step in ("drain", "stop", "start", "settle")) for each in spent]
     out = [f"{result['seconds']['out']:.0f}" for result in results.values() if (result.get("seconds") or {}).get("out")]
     return [
         title,

@@ -52,6 +52,16 @@ options:
       - With V(present), leave out servers whose C(/health) does not answer 200 to this node. They are in RV(skipped).
     type: bool
     default: false
+  keep:
+    description:
+      - With V(absent), what must be left. Nothing is taken out unless the router routes to as many of these servers, and to
+        each that is needed, and each of those answers this node. An entry that is gone already needs nothing.
+    type: dict
+    default: {}
+    suboptions:
+      among: {description: Names of the servers that count., type: list, elements: str, default: []}
+      least: {description: How many of them., type: int, default: 0}
+      needed: {description: Names of those of which each is needed., type: list, elements: str, default: []}
   wait:
     description: Wait until the router has done it. Otherwise come back when it has accepted.
     type: bool
@@ -133,6 +143,7 @@ from ansible.module_utils.sglang_http import MISSING_REQUESTS, Client, Silent, r
 from ansible.module_utils.sglang_router_api import (
     DRAINING,
     LABEL,
+    READY,
     Unanswered,
     of_server,
     reach,
@@ -171,6 +182,36 @@ class Asked:
         except Silent as silent:
             raise Refused(f"{self.router} at {self.client.base} was asked to {method} {path}: {silent}") from None
 
+    def see_that_enough_are_left(self, before):
+        """Refuse to take anything out when too few would be left, or one that is needed is not there."""
+        keep = self.params["keep"]
+        entries = {name: next(iter(of_server(before, name)), None) for name in {*keep["among"], *keep["needed"]}}
+        with ThreadPoolExecutor(max_workers=max(1, len(entries))) as pool:
+            problems = dict(zip(entries, pool.map(self.problem, entries.values())))
+        bad = next((name for name in keep["needed"] if problems[name]), None)
+        if bad:
+            raise Refused(f"{bad} is needed meanwhile, and {problems[bad]}: status.yml tells more")
+        left = [name for name in keep["among"] if not problems[name]]
+        if len(left) < keep["least"]:
+            others = [f"{name}: {problems[name]}" for name in keep["among"] if problems[name]]
+            raise Refused(
+                f"{self.router} would be left with {len(left)} of {len(keep['among'])} other servers"
+                f"{' (' + '; '.join(others[:4]) + ')' if others else ''} and sglang_min_ready is {keep['least']}:"
+                " see status.yml, or lower sglang_min_ready"
+            )
+
+    def problem(self, entry):
+        """Why a server is none of those that serve behind the router, or None."""
+        if entry is None or not routable(entry):
+            told = "does not have it" if entry is None else f"calls it {entry['status']}"
+            return f"{self.router} {told}{', and not healthy' if entry and entry['status'] == READY else ''}"
+        try:
+            # Any answer will do: the router itself sees that it generates.
+            server_client(entry).status("/ping", ASK_SECONDS)
+        except Silent as silent:
+            return f"it gives no answer: {silent}"
+        return None
+
     def late(self):
         return time.monotonic() >= self.deadline
 
@@ -182,7 +223,8 @@ class Asked:
 
     def add(self, worker):
         """Register a server; the id of its registration, None where the router is still busy with an earlier one."""
-        body = {"url": worker["url"], "labels": {LABEL: worker["name"]}}
+        # Told what it is, the router asks /health once and not twice, and that takes SGLang a second.
+        body = {"url": worker["url"], "runtime_type": "sglang", "labels": {LABEL: worker["name"]}}
         if worker["api_key"]:
             body["api_key"] = worker["api_key"]
         status, answer = self.tell("POST", "/workers", body)
@@ -294,6 +336,8 @@ def ensure_absent(module, asked):
         if entry["status"] != DRAINING and (entry["url"] == worker["url"] or entry in of_server(before, worker["name"]))
     ]
     entries = [entry for _name, entry in leaving]
+    if entries:
+        asked.see_that_enough_are_left(before)
     result.update(changed=bool(leaving), removed=list(dict.fromkeys(name for name, _entry in leaving)))
     if entries and not module.check_mode:
         result["in_flight"] = asked.take_out(entries)
@@ -319,6 +363,15 @@ def main():
             },
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "ready_only": {"type": "bool", "default": False},
+            "keep": {
+                "type": "dict",
+                "default": {},
+                "options": {
+                    "among": {"type": "list", "elements": "str", "default": []},
+                    "least": {"type": "int", "default": 0},
+                    "needed": {"type": "list", "elements": "str", "default": []},
+                },
+            },
             "wait": {"type": "bool", "default": True},
             "timeout": {"type": "int", "default": 60},
         },

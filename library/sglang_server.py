@@ -182,7 +182,7 @@ running:
   type: dict
 killed:
   description: Processes that had to be killed after SIGTERM, as C(pid) and C(command).
-  returned: for stopped
+  returned: for stopped, started and restored
   type: list
   elements: dict
 bundle:
@@ -194,12 +194,13 @@ untouched:
   returned: for restored
   type: bool
 elapsed:
-  description: Seconds that stopping took, until the last process was gone and its GPU memory back.
-  returned: for stopped
+  description: Seconds that stopping took, until the last process was gone and its GPU memory back. 0 where nothing ran.
+  returned: for stopped, started and restored
   type: float
 """
 
 import os
+import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_flags import ASK, BrokenEngine, Engine, WrongFlags
@@ -404,8 +405,11 @@ def ensure_started(module, server):
         result["untouched"] = same and server.state.get("launched_at") == params["launched_at"]
         failed = not same and server.state.get("launch_sha256") != server.launch_sha256
         result["bundle"] = keep_bundle(server) if failed and params["keep_bundle"] else None
+    result.update(killed=[], elapsed=0.0)
     if not same:
-        stop(server)  # of a server that died or was never recorded, what is left
+        began = time.monotonic()
+        result["killed"] = stop(server)  # of a server that died or was never recorded, what is left
+        result["elapsed"] = round(time.monotonic() - began, 1)
         result["log"] = launch(server, lambda: False, EARLY_DEATH_SECONDS)
     result.update(pid=server.process.pid, identity=server.state["identity"])
     return result

@@ -4,8 +4,8 @@
 """Does an installed SGLang take these flags?
 
 Its own parser knows, and takes seconds to import: it is asked once for its flags, which are kept as data (``flags-*.json`` of
-the cache) for as long as no source file of that SGLang changes. Only values of types that SGLang converts itself, such as
-JSON, are put to the engine again, once for each command line.
+the cache) for as long as no source file of that SGLang changes. Only values that SGLang converts itself, such as JSON and
+``256k``, are put to the engine again, once for each command line.
 """
 
 from __future__ import annotations
@@ -17,20 +17,27 @@ import os
 from ansible.module_utils.sglang_state import launch_sha256, lock, read_state, utc_now, write_atomic
 
 # As `python -m sglang.launch_server` reads its command line, without loading a model or touching a GPU. Prints the flags as
-# its last line, `type` null where SGLang converts the value itself, and then judges what it was given.
+# its last line, and then judges what it was given. `type` is null where SGLang converts the value itself, and "whole" where
+# its converter takes a whole number for what it is.
 ASK = r"""
 import argparse, json, os, sys
 from sglang.srt.server_args import ServerArgs
 parser = argparse.ArgumentParser(prog="sglang", allow_abbrev=False)
 ServerArgs.add_cli_args(parser)
 types = {None: "str", str: "str", int: "int", float: "float"}
+def whole(convert):
+    try:
+        return convert("1234") == 1234
+    except Exception:
+        return False
 def entry(action):
-    plain = type(action).__name__ == "_StoreAction" and action.type in types
+    stores = type(action).__name__ == "_StoreAction"
+    plain = stores and action.type in types
     switch = action.nargs == 0
     return {
         "names": action.option_strings, "switch": switch, "required": action.required,
         "nargs": None if switch else action.nargs,
-        "type": types[action.type] if plain else None,
+        "type": types[action.type] if plain else "whole" if stores and action.choices is None and whole(action.type) else None,
         "choices": list(action.choices) if plain and action.choices is not None else None,
     }
 modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "sglang"]
@@ -66,13 +73,18 @@ def judge(flags, words):
     """Refuse words that an argparse with these flags does not take; False when only the engine knows some value's type."""
     parser = _Parser(prog="sglang", allow_abbrev=False, add_help=False)
     left = []
+
+    def whole(text):
+        if not text.isdecimal():
+            left.append(text)
+
     for flag in flags:
         if flag["switch"]:
             parser.add_argument(*flag["names"], action="store_true")
         else:
             parser.add_argument(
                 *flag["names"],
-                type=TYPES.get(flag["type"], left.append),
+                type={**TYPES, "whole": whole}.get(flag["type"], left.append),
                 nargs=flag["nargs"],
                 choices=flag["choices"],
                 required=flag["required"],

@@ -53,7 +53,7 @@ def test_a_new_one_is_there_when_the_module_comes_back(module, router, call):
     assert (answer["changed"], answer["added"]) == (True, ["here-cpu2"])
     assert answer["routable"] == [FIRST, SECOND, url]
     labels = {"sglang_fleet_server": "here-cpu2"}
-    assert router.posted() == [{"url": url, "labels": labels, "api_key": "of-the-server"}], "asked once"
+    assert router.posted() == [{"url": url, "runtime_type": "sglang", "labels": labels, "api_key": "of-the-server"}], "asked once"
     assert "of-the-server" not in json.dumps(answer) and KEY not in json.dumps(answer)
     assert call(module, args(router, ("here-cpu2", url)))["changed"] is False
 
@@ -77,6 +77,50 @@ def test_one_that_leaves_gets_no_new_request_when_the_module_comes_back(module, 
     again = call(module, args(router, ("here-cpu1", SECOND), state="absent"))
     assert (again["changed"], again["removed"]) == (False, [])
     assert len(router.deleted()) == 1
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        ({"among": ["here-cpu0"], "least": 1, "needed": ["here-cpu0"]}, None),
+        ({"among": ["here-cpu9"], "least": 0}, None),
+        (
+            {"among": ["here-cpu0", "here-cpu9"], "least": 2},
+            "router would be left with 1 of 2 other servers (here-cpu9: router does not have it) and sglang_min_ready is 2:",
+        ),
+        ({"needed": ["here-cpu9"]}, "here-cpu9 is needed meanwhile, and router does not have it: status.yml tells more"),
+    ],
+)
+def test_one_goes_only_where_enough_are_left(module, router, call, server, kept, said):
+    router.workers[1].update(url=server.url)
+    answer = call(module, args(router, ("here-cpu1", SECOND), state="absent", keep=kept))
+    assert (answer["rc"], answer.get("msg", "")[: len(said or "")]) == ((1, said) if said else (0, ""))
+    assert len(router.deleted()) == (0 if said else 1)
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        ({"status": "failed"}, "router calls it failed"),
+        ({"is_healthy": False}, "router calls it ready, and not healthy"),
+        ({"url": None}, "it gives no answer: connection refused"),
+    ],
+)
+def test_one_that_only_seems_to_be_left_does_not_count(module, router, call, server, helpers, entry, why):
+    gone = f"http://127.0.0.1:{helpers.free_port()}"
+    router.workers[1].update({"url": server.url, **entry})
+    router.workers[1]["url"] = router.workers[1]["url"] or gone
+    leaving = args(router, ("here-cpu1", SECOND), state="absent", keep={"among": ["here-cpu0"], "least": 1})
+    answer = call(module, leaving)
+    assert answer["rc"] == 1 and f"left with 0 of 1 other servers (here-cpu0: {why})" in answer["msg"]
+    assert call(module, leaving, check=True)["rc"] == 1
+    assert router.deleted() == []
+
+
+def test_one_that_is_out_already_needs_nothing(module, router, call):
+    router.workers.pop(0)
+    answer = call(module, args(router, ("here-cpu1", SECOND), state="absent", keep={"needed": ["here-cpu9"], "least": 1}))
+    assert (answer["rc"], answer["changed"]) == (0, False)
 
 
 def test_one_that_is_leaving_is_waited_for_and_put_back(module, router, call):

@@ -24,6 +24,8 @@ class Pairs(argparse.Action):
     def __call__(self, parser, namespace, values, name):
         if not all("=" in value for value in values):
             parser.error("pairs are NAME=PATH")
+def human(text):
+    return int(text[:-1]) * 1000 if text.endswith("k") else int(text)
 class ServerArgs:
     @staticmethod
     def add_cli_args(parser):
@@ -35,12 +37,14 @@ class ServerArgs:
         parser.add_argument("--metrics", action="store_true")
         parser.add_argument("--radix", action=argparse.BooleanOptionalAction)
         parser.add_argument("--override", type=json.loads)
+        parser.add_argument("--context", type=human)
         parser.add_argument("--old", action=Deprecated)
         parser.add_argument("--lora", nargs="*", action=Pairs)
 """
 TAKEN = [
     ["--model", "m", "--tp", "2", "--fraction", "0.5", "--policy", "fcfs", "--sizes", "8", "16", "--metrics", "--no-radix"],
     ["--model-path=m", "--fraction", "-1", "--old"],
+    ["--model", "m", "--context", "262144"],
 ]
 REFUSED = {
     "unrecognized arguments: --metric": ["--model", "m", "--metric"],
@@ -111,6 +115,9 @@ def test_a_value_that_only_the_engine_can_judge_is_put_to_it_once(asked):
     count, said = asked.check("--model", "m", "--override", bad)
     assert count == 1 and said.startswith("argument --override: invalid loads value")
     assert asked.check("--model", "m", "--lora", pairs) == (1, "pairs are NAME=PATH")
+    assert asked.check("--model", "m", "--context", "256k") == (1, None)
+    count, said = asked.check("--model", "m", "--context", "256K")
+    assert count == 1 and said.startswith("argument --context: invalid human value")
 
 
 def test_an_engine_that_has_changed_is_asked_again(asked):
