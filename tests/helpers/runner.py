@@ -53,8 +53,8 @@ def run_playbook(root, playbook, inventory, extravars=None, cmdline="", envvars=
 
     `inventory` is a path or an inventory as a dictionary. The settings are those of root/ansible.cfg unless `envvars`
     names another ANSIBLE_CONFIG. `tasks` maps task name -> host -> the result (of a loop: with all its `results`),
-    `outcomes` likewise to ok, failed, skipped or unreachable; of tasks with one name the last stands. Past `timeout`
-    seconds the status is `timeout`.
+    `outcomes` likewise to ok, failed, skipped or unreachable; of tasks with one name the last that was not skipped stands.
+    Past `timeout` seconds the status is `timeout`.
     """
     root = Path(root).resolve()
     with tempfile.TemporaryDirectory(prefix="sgf-run-") as private:
@@ -81,6 +81,8 @@ def run_playbook(root, playbook, inventory, extravars=None, cmdline="", envvars=
             outcome = OUTCOMES.get(event["event"])
             if outcome:
                 data = event["event_data"]
+                if outcome == "skipped" and data["host"] in result.tasks.get(data["task"], {}):
+                    continue
                 result.tasks.setdefault(data["task"], {})[data["host"]] = data.get("res", {})
                 result.outcomes.setdefault(data["task"], {})[data["host"]] = outcome
     return result
