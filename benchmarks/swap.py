@@ -1,7 +1,7 @@
 # Copyright: sglang-fleet contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a swap takes, and what it does with profiles that are no good: two servers of real SGLang behind the real router.
+"""What a swap takes, and what it does with profiles that are no good: servers of real SGLang behind the real router.
 
 Prints a table, and with --write renews its rows in docs/swap.md.
 """
@@ -21,8 +21,7 @@ from helpers.runner import run_playbook
 from helpers.traffic import Clients
 
 PAGE = ROOT / "docs" / "swap.md"
-HEADERS = ["swap", "outcomes", "wall s", "out s", "of it own s", "out at once", "answered", "failed", "measured", "load"]
-NAMES = ("here-cpu0", "here-cpu1")
+HEADERS = ["swap", "servers", "outcomes", "wall s", "out s", "own s", "out at once", "answered", "failed", "measured", "load"]
 ARGS = {"enable-metrics": True, "max-running-requests": 48}
 CRASH = "SGLANG_TEST_CRASH_AFTER_STREAM_OUTPUTS"  # SGLang's own: the scheduler raises after so many decode steps
 PROFILES = {
@@ -35,7 +34,7 @@ PROFILES = {
     "minute_two": {"args": ARGS, "env": {CRASH: "40"}},
 }
 FEW = {"sglang_swap_gate_pairs": 3}  # what is several times slower is soon told
-# What is swapped to, options, and what must come of it: outcomes of both servers.
+# What is swapped to, options, and what must come of it: outcomes of the first server and of every other.
 ROLLS = [
     ("another profile", "small", {}, ("swapped", "swapped")),
     ("back, with a gate", "nomtp", {"gate": "benchmark"}, ("swapped", "swapped")),
@@ -45,21 +44,24 @@ ROLLS = [
     ("dies while it is watched", "minute_two", {}, ("reverted", "not begun")),
     ("to what already runs", "nomtp", {}, ("unchanged", "unchanged")),
 ]
+# A row's first two cells.
+KNOWN_BY = [(roll[0], str(count)) for roll in ROLLS for count in (2, 3)]
 GATE = {"sglang_swap_gate_pairs": 5, "sglang_swap_gate_concurrency": 4, "sglang_swap_gate_prompts": 8}
 GATE |= {"sglang_swap_gate_input_tokens": 64, "sglang_swap_gate_output_tokens": 32}
 
 
 class Fleet:
-    def __init__(self, folder, engine, router, model, port):
+    def __init__(self, folder, engine, router, model, port, count):
         self.artifacts = folder / "artifacts"
-        self.ports, self.router = [port, port + 1], port + 2
+        self.ports, self.router = [port + 2 + number for number in range(count)], port
+        self.names = [f"here-cpu{number}" for number in range(count)]
         self.inventory = write_inventory(
             folder / "fleet.yml",
             {
                 "here": {
                     "ansible_connection": "local",
                     "ansible_python_interpreter": sys.executable,
-                    "servers": [{"port": port}, {"port": port + 1}],
+                    "servers": [{"port": port} for port in self.ports],
                     "model": "tiny",
                     "sglang_engine_device": "cpu",
                     "sglang_engine_venv": str(engine),
@@ -94,8 +96,8 @@ def roll(fleet, title, profile, options, expected):
     fresh = set((fleet.artifacts / "swaps").glob("*.json")) - kept
     servers = json.loads(fresh.pop().read_text(encoding="utf-8"))["servers"] if fresh else []
     results = {server["name"]: server["result"] for server in servers}
-    outcomes = tuple(results.get(name, {"outcome": "unchanged"})["outcome"] for name in NAMES)
-    if outcomes != expected:
+    outcomes = [results.get(name, {"outcome": "unchanged"})["outcome"] for name in fleet.names]
+    if outcomes != [expected[0], *[expected[1]] * (len(fleet.names) - 1)]:
         raise Failed(f"{title}: {outcomes}, expected {expected}:\n{rolled.stdout[-6000:]}")
     spent = [result["seconds"] for result in results.values() if (result.get("seconds") or {}).get("start") is not None]
     # What the swap itself adds to the drain, the start and the watch of a server, where nothing is measured.
@@ -103,7 +105,8 @@ def roll(fleet, title, profile, options, expected):
     out = [f"{result['seconds']['out']:.0f}" for result in results.values() if (result.get("seconds") or {}).get("out")]
     return [
         title,
-        ", ".join(outcomes),
+        str(len(fleet.names)),
+        ", ".join(dict.fromkeys(outcomes)),
         f"{wall:.0f}",
         " + ".join(out) or "-",
         " + ".join(f"{seconds:.1f}" for seconds in own) if own and "gate" not in options else "-",
@@ -120,7 +123,8 @@ def main():
     parser.add_argument("--venv", type=Path, default=ROOT / ".demo" / "engine", help="an engine for the CPU")
     parser.add_argument("--router", type=Path, default=ROOT / ".demo" / "router", help="a venv for the router, made if need be")
     parser.add_argument("--model", type=Path, default=ROOT / ".demo" / "models" / "tiny", help="the tiny model")
-    parser.add_argument("--port", type=int, default=30190, help="the first of four free ports")
+    parser.add_argument("--port", type=int, default=30190, help="the first of five free ports")
+    parser.add_argument("--servers", type=int, choices=(2, 3), default=2, help="how many servers there are")
     parser.add_argument("--only", nargs="*", help="titles of the rolls to run, all without it")
     parser.add_argument("--busy", action="store_true", help="do not wait for a quiet machine")
     parser.add_argument("--write", action="store_true", help="renew the rows in docs/swap.md")
@@ -133,7 +137,7 @@ def main():
     print_machine()
     rows = []
     with tempfile.TemporaryDirectory(prefix="sgf-swap-") as folder:
-        fleet = Fleet(Path(folder), args.venv, args.router, args.model, args.port)
+        fleet = Fleet(Path(folder), args.venv, args.router, args.model, args.port, args.servers)
         try:
             deployed = fleet.run("deploy", profile="nomtp")
             if deployed.rc:
@@ -145,7 +149,7 @@ def main():
                 rows.append(row)
                 print(row, *failed[:3], flush=True)
                 if args.write:  # at once: the next may come to something else than expected
-                    renew(PAGE, HEADERS, [row], [(roll[0],) for roll in ROLLS])
+                    renew(PAGE, HEADERS, [row], KNOWN_BY, keys=2)
         finally:
             fleet.run("stop", sglang_stop_timeout=5)
     print_table(rows, HEADERS)

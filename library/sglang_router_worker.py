@@ -152,7 +152,7 @@ from ansible.module_utils.sglang_router_api import (
     workers_of,
 )
 
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.1
 ASK_SECONDS = 10
 # SGLang's own limit for a generation of /health is 20 s.
 HEALTH_SECONDS = 25
