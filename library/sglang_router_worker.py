@@ -77,7 +77,8 @@ attributes:
   platform: {support: full, platforms: linux}
 notes:
   - Run it on the router's node under a Python that has C(requests), such as that of the router's venv.
-  - Where nothing listens on O(port), nothing is routed. V(absent) then changes nothing and warns.
+  - Where nothing listens on O(port), nothing is routed. V(absent) then changes nothing and warns, and fails where O(keep)
+    wants servers to be left.
 seealso:
   - module: sglang_router
   - module: sglang_router_info
@@ -325,7 +326,8 @@ def ensure_absent(module, asked):
     try:
         before = asked.listed()
     except Unanswered as silent:
-        if not silent.refused:
+        keep = module.params["keep"]
+        if not silent.refused or keep["least"] or keep["needed"]:
             raise
         module.warn(f"{silent}: nothing is routed, so nothing was taken out")
         return result, [], []

@@ -40,6 +40,10 @@ def routed_to(fleet):
     return sorted(int(worker["url"].rpartition(":")[2]) for worker in workers if worker["status"] == "ready")
 
 
+def profile_for_prometheus(fleet, name):
+    return json.loads((fleet.artifacts / f"prometheus/targets/{name}.json").read_text())[0]["labels"]["profile"]
+
+
 def assert_both_are_routed_to(fleet):
     # The router's own look at a server takes its time on a busy machine.
     assert wait_until(lambda: routed_to(fleet) == sorted(fleet.ports), 90), (routed_to(fleet), fleet.ports)
@@ -60,7 +64,7 @@ def deployed(local_fleet):
         "sglang_router_metrics_port": metrics,
         "sglang_router_venv": str(ROOT / ".demo" / "router"),
     }
-    first = local_fleet.run("deploy", profile="nomtp", benchmark=False)
+    first = local_fleet.run("deploy", profile="nomtp", benchmark=False, prometheus=True)
     assert first.rc == 0, first.stdout
     return first
 
@@ -84,6 +88,7 @@ def test_a_roll_under_traffic_takes_one_server_out_at_a_time_and_fails_no_reques
     results = json.loads(next((local_fleet.artifacts / "swaps").glob("*.json")).read_text())["servers"]
     assert [server["result"]["outcome"] for server in results] == ["swapped", "swapped"]
     assert [state(local_fleet, number)["profile"] for number in (0, 1)] == ["small", "small"]
+    assert [profile_for_prometheus(local_fleet, name) for name in NAMES] == ["small", "small"]
     for server in results:
         spent = server["result"]["seconds"]
         # The bound is one for a busy machine; benchmarks/swap.py measures what it is.
@@ -140,6 +145,16 @@ def test_what_can_not_start_is_put_back_and_routed_to_where_it_listened(deployed
     assert_both_are_routed_to(local_fleet)
     told = rolled.tasks["Tell what came of it"]["here-cpu0"]["msg"]
     assert "here-cpu0 REVERTED" in told and "bundle: " in told
+    assert profile_for_prometheus(local_fleet, "here-cpu0") == before[0]["profile"]
+
+
+def test_a_gate_whose_requests_fit_no_context_is_refused_before_anything_is_touched(deployed, local_fleet):
+    before = [state(local_fleet, number) for number in (0, 1)]
+    rolled = local_fleet.run("swap", profile="slow", gate="benchmark", sglang_swap_gate_input_tokens=4000)
+    assert rolled.rc != 0 and "Hold the lock of the fleet" not in rolled.tasks, rolled.stdout
+    failed = rolled.tasks["Refuse a gate whose requests do not fit a context"]["here-cpu0"]["results"][0]["msg"]
+    assert "4000" in failed and "4128" in failed, failed
+    assert [state(local_fleet, number) for number in (0, 1)] == before
 
 
 def test_what_is_slower_by_a_benchmark_is_put_back_and_reaches_one_server_only(deployed, local_fleet):

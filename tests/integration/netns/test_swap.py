@@ -372,6 +372,36 @@ def test_a_second_swap_is_refused_with_who_swaps_and_since_when(fleet, nodes, tm
     assert read(nodes[1], "run/sglang_gpu1.json")["profile"] == profile
 
 
+def test_a_swap_that_began_while_this_one_looked_is_seen_before_anything_is_touched(fleet, nodes, tmp_path):
+    node, server, log = nodes[3], "node4-gpu0", tmp_path / "log"
+    before = states(nodes)
+    # The look at the flags waits, so that there is time between the first look at the lock and the second.
+    node.run(f"rm {node.root}/cache/flags-*.json")
+    hold = f"setsid flock -o {node.root}/cache/flags.lock sleep 300"
+    held = node.run(f"{hold} > /dev/null 2>&1 < /dev/null & echo $!").stdout.strip()
+    results = []
+
+    def roll():
+        profile = another(before["node4", 0])
+        results.append(fleet.run("swap", f"--limit {server}", {"ANSIBLE_LOG_PATH": str(log)}, profile=profile, settle=[0]))
+
+    rolling = threading.Thread(target=roll)
+    rolling.start()
+    try:
+        until(lambda: log.exists() and "Look on the node whether the server can be started" in log.read_text())
+        holder = {"run": "another", "who": "bob@elsewhere", "since": "2026-01-01T00:00:00Z", "until": "2099-01-01T00:00:00Z"}
+        lock = json.dumps({**holder, "until_epoch": 4070908800, "controller": "elsewhere", "pid": 1})
+        nodes[0].run(["sh", "-c", f"cat > {nodes[0].root}/run/swap.lock.json <<'E'\n{lock}\nE"])
+    finally:
+        node.run(f"kill {held}")
+        rolling.join(GOES_ON)
+        nodes[0].run(f"rm {nodes[0].root}/run/swap.lock.json")
+    assert results and results[0].rc != 0
+    said = results[0].tasks["Refuse to touch what is being swapped"][server]["msg"]
+    assert said.startswith("bob@elsewhere swaps this fleet since 2026-01-01T00:00:00Z"), said
+    assert "Hold the lock of the fleet" not in results[0].tasks and states(nodes) == before
+
+
 def test_history_tells_who_changed_what_when(fleet, nodes):
     told = fleet.run("history", "--limit node2-gpu1,node4-gpu0,node4-gpu1,node4-gpu2,node4-gpu3")
     assert told.rc == 0, told.stdout

@@ -53,7 +53,8 @@ def test_a_new_one_is_there_when_the_module_comes_back(module, router, call):
     assert (answer["changed"], answer["added"]) == (True, ["here-cpu2"])
     assert answer["routable"] == [FIRST, SECOND, url]
     labels = {"sglang_fleet_server": "here-cpu2"}
-    assert router.posted() == [{"url": url, "runtime_type": "sglang", "labels": labels, "api_key": "of-the-server"}], "asked once"
+    posted = {"url": url, "runtime_type": "sglang", "labels": labels, "api_key": "of-the-server"}
+    assert router.posted() == [posted], "asked once"
     assert "of-the-server" not in json.dumps(answer) and KEY not in json.dumps(answer)
     assert call(module, args(router, ("here-cpu2", url)))["changed"] is False
 
@@ -241,6 +242,8 @@ def test_no_router_routes_nothing(module, call, helpers, monkeypatch):
     out = call(module, {**asked, "state": "absent"})
     assert (out["rc"], out["changed"], out["routable"]) == (0, False, [])
     assert "nothing is routed" in warned[0]
+    kept = call(module, {**asked, "state": "absent", "keep": {"among": ["n"], "least": 1}})
+    assert kept["rc"] == 1 and "gives no answer (connection refused)" in kept["msg"]
     into = call(module, asked)
     assert into["rc"] == 1 and f"router at http://127.0.0.1:{port} gives no answer (connection refused)" in into["msg"]
 
