@@ -191,8 +191,10 @@ def begun(node, _profile=None):
     return bool(swap) and not swap.get("outcome")
 
 
-def stopped(node):
-    return begun(node) and read(node, "run/sglang_gpu1.json").get("stopped_at")
+def going(node, before):
+    """Was what ran told to stop, or is it gone already?"""
+    state = read(node, "run/sglang_gpu1.json")
+    return begun(node) and (state.get("stopping_at") or state.get("launched_at") != before["launched_at"])
 
 
 def started(node, profile):
@@ -228,7 +230,7 @@ def test_a_bad_profile_taken_up_after_a_kill_goes_back_to_what_ran_before_it(fle
     before = read(node, "run/sglang_gpu1.json")
     bad = {"profile": "mtp", "settle": [0], "sglang_server_env": {**SPEED, "SGLANG_REPLAY": "f_mem_small"}}
     with controller(fleet, tmp_path, server, **bad):
-        until(lambda: stopped(node))
+        until(lambda: going(node, before))
     again = fleet.run("swap", f"--limit {server}", **bad)
     assert again.rc != 0
     assert outcomes(again) == {server: "reverted"}, again.stdout
