@@ -381,6 +381,8 @@ def test_a_swap_that_began_while_this_one_looked_is_seen_before_anything_is_touc
     node.run(f"rm {node.root}/cache/flags-*.json")
     hold = f"setsid flock -o {node.root}/cache/flags.lock sleep 300"
     held = node.run(f"{hold} > /dev/null 2>&1 < /dev/null & echo $!").stdout.strip()
+    # A task is written down when it has ended: the one before.
+    last_before_it = "Work out what the server is started with"
     results = []
 
     def roll():
@@ -390,7 +392,7 @@ def test_a_swap_that_began_while_this_one_looked_is_seen_before_anything_is_touc
     rolling = threading.Thread(target=roll)
     rolling.start()
     try:
-        until(lambda: log.exists() and "Look on the node whether the server can be started" in log.read_text())
+        until(lambda: log.exists() and last_before_it in log.read_text().partition("profiles are being compared")[2])
         holder = {"run": "another", "who": "bob@elsewhere", "since": "2026-01-01T00:00:00Z", "until": "2099-01-01T00:00:00Z"}
         lock = json.dumps({**holder, "until_epoch": 4070908800, "controller": "elsewhere", "pid": 1})
         nodes[0].run(["sh", "-c", f"cat > {nodes[0].root}/run/swap.lock.json <<'E'\n{lock}\nE"])
