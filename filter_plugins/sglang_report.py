@@ -368,6 +368,9 @@ def history_report(records, limit=50):
             what += "".join(f", {key} {before.get(key)} -> {after.get(key)}" for key in more)
         at = f"{record['at'][:10]} {record['at'][11:19]}Z"
         rows.append([at, record["server"], record.get("who"), record["what"], what])
+        # A name tells a profile; what else changed has none.
+        if record.get("changes") and _called(before) == _called(after):
+            notes.append(wrapped(f"{at} {record['server']}: {'; '.join(record['changes'])}"))
         if record.get("why"):
             notes.append(wrapped(f"{at} {record['server']}: {record['why']}"))
     if not rows:

@@ -99,7 +99,7 @@ def changes(before, after):
         for name in names
         if before["env"].get(name) != after["env"].get(name)
     ]
-    return lines or ["keys or script"]
+    return lines
 
 
 def plan_report(servers):
@@ -109,9 +109,17 @@ def plan_report(servers):
         if not server["work"]:
             same.append(server["name"])
             continue
-        lines = changes(server["before"], server["after"])
-        if server.get("open"):
-            lines = [f"a swap by {server['open']['who']} of {server['open']['begun_at']} is unfinished: taken up", *lines]
+        lines, begun = changes(server["before"], server["after"]), server.get("open")
+        if begun:
+            what = "was not taken by the router" if begun.get("outcome") == "unrouted" else "is unfinished"
+            since = f"a swap by {begun['who']} of {begun['begun_at']} {what}: taken up"
+            if server.get("runs"):
+                since += ", and what is wanted runs already and is to be proven"
+            elif not lines:
+                since += ", back to what ran before it"
+            lines = [since, *(["compared with what ran before it:"] if lines else []), *lines]
+        elif not lines:
+            lines = ["keys or script"]
         # Ports differ from server to server where nothing of them changes.
         grouped.setdefault("\n".join(f"  {line}" for line in lines), []).append(server["name"])
     parts = [f"{', '.join(names)}:\n{lines}" for lines, names in grouped.items()]
@@ -126,6 +134,7 @@ class FilterModule:
     def filters(self):
         return {
             "sglang_swap_batches": batches,
+            "sglang_swap_changes": changes,
             "sglang_swap_gate": gate,
             "sglang_swap_plan_report": plan_report,
         }

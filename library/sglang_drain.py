@@ -109,8 +109,10 @@ def main():
         elapsed = round(time.monotonic() - started, 1)
         module.exit_json(changed=False, drained=drained, left=left, elapsed=elapsed, detail=detail)
 
-    if module.check_mode or alive(state.get("identity")) is None:
+    if module.check_mode:
         leave(True, 0)
+    if alive(state.get("identity")) is None:
+        leave(True, 0, "it did not run when its turn came")
     if requests is None:
         module.fail_json(msg=f"{params['name']}: " + MISSING_REQUESTS.format(python=sys.executable))
     client = Client(params["host"], state["port"], read_secrets(paths).get("api-key"))

@@ -55,13 +55,14 @@ options:
   keep:
     description:
       - With V(absent), what must be left. Nothing is taken out unless the router routes to as many of these servers, and to
-        each that is needed, and each of those answers this node. An entry that is gone already needs nothing.
+        each that is needed, and each of those generates when this node asks it. An entry that is gone already needs nothing.
     type: dict
     default: {}
     suboptions:
       among: {description: Names of the servers that count., type: list, elements: str, default: []}
       least: {description: How many of them., type: int, default: 0}
       needed: {description: Names of those of which each is needed., type: list, elements: str, default: []}
+      api_keys: {description: "Keys of the servers by name, to see each generate within a second.", type: dict, default: {}}
   wait:
     description: Wait until the router has done it. Otherwise come back when it has accepted.
     type: bool
@@ -155,6 +156,7 @@ from ansible.module_utils.sglang_router_api import (
 
 POLL_SECONDS = 0.1
 ASK_SECONDS = 10
+GENERATE_SECONDS = 1
 # SGLang's own limit for a generation of /health is 20 s.
 HEALTH_SECONDS = 25
 
@@ -188,7 +190,7 @@ class Asked:
         keep = self.params["keep"]
         entries = {name: next(iter(of_server(before, name)), None) for name in {*keep["among"], *keep["needed"]}}
         with ThreadPoolExecutor(max_workers=max(1, len(entries))) as pool:
-            problems = dict(zip(entries, pool.map(self.problem, entries.values())))
+            problems = dict(zip(entries, pool.map(self.problem, entries, entries.values())))
         bad = next((name for name in keep["needed"] if problems[name]), None)
         if bad:
             raise Refused(f"{bad} is needed meanwhile, and {problems[bad]}: status.yml tells more")
@@ -198,20 +200,23 @@ class Asked:
             raise Refused(
                 f"{self.router} would be left with {len(left)} of {len(keep['among'])} other servers"
                 f"{' (' + '; '.join(others[:4]) + ')' if others else ''} and sglang_min_ready is {keep['least']}:"
-                " see status.yml, or lower sglang_min_ready"
+                " status.yml tells more, router.yml puts back who serves; or lower sglang_min_ready"
             )
 
-    def problem(self, entry):
+    def problem(self, name, entry):
         """Why a server is none of those that serve behind the router, or None."""
         if entry is None or not routable(entry):
             told = "does not have it" if entry is None else f"calls it {entry['status']}"
             return f"{self.router} {told}{', and not healthy' if entry and entry['status'] == READY else ''}"
+        worker = {"url": entry["url"], "api_key": self.params["keep"]["api_keys"].get(name)}
         try:
-            # Any answer will do: the router itself sees that it generates.
-            server_client(entry).status("/ping", ASK_SECONDS)
-        except Silent as silent:
-            return f"it gives no answer: {silent}"
-        return None
+            if server_client(worker).generate(GENERATE_SECONDS) is None:
+                return None
+        except Silent:
+            pass
+        # Ours may wait behind others' requests: /health is content with any token, and takes a second.
+        problem = reach(worker, HEALTH_SECONDS)
+        return f"it does not generate: {problem}" if problem else None
 
     def late(self):
         return time.monotonic() >= self.deadline
@@ -372,6 +377,7 @@ def main():
                     "among": {"type": "list", "elements": "str", "default": []},
                     "least": {"type": "int", "default": 0},
                     "needed": {"type": "list", "elements": "str", "default": []},
+                    "api_keys": {"type": "dict", "default": {}, "no_log": True},
                 },
             },
             "wait": {"type": "bool", "default": True},

@@ -41,6 +41,11 @@ options:
     description: What the server is to run, as options of M(sglang_server) without its O(secrets). Required for V(begun).
     type: dict
     default: {}
+  changes:
+    description: What O(wanted) changes, a line each for people, as P(sglang_swap_changes#filter) has it. Kept in the history.
+    type: list
+    elements: str
+    default: []
   secrets:
     description: The keys that it is to run with, as for M(sglang_server).
     type: dict
@@ -120,6 +125,13 @@ last_run:
   description: Name of the run that made the last change.
   returned: always
   type: str
+brought:
+  description:
+    - The last change, or the open one, as a rollback finds it on other servers, or null without one. C(run) made it. C(what) is
+      equal where the same was brought by another run, be it a profile, a release and a model or, where all three stayed, flags
+      and environment apart from a server's own. Where C(what) is null it is known by its run alone.
+  returned: always
+  type: dict
 out:
   description: Seconds since the server went out for the open swap, also if that was in a run that was cut. 0 without one.
   returned: always
@@ -131,11 +143,12 @@ swap:
   type: dict
 """
 
+import json
 import os
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_process import alive
+from ansible.module_utils.sglang_process import MARKERS, alive
 from ansible.module_utils.sglang_state import (
     Busy,
     Paths,
@@ -152,11 +165,32 @@ from ansible.module_utils.sglang_state import (
 
 LOCK_SECONDS = 10
 DESCRIBED = ("release", "model")
+# What servers of one change differ in.
+OWN_FLAGS = ("--host", "--port")
+OWN_ENV = (*MARKERS, "CUDA_VISIBLE_DEVICES")
 
 
-def described(profile, port, record):
-    """What a person calls a boot by."""
-    return {"profile": profile, "port": port, **{key: (record or {}).get(key) for key in DESCRIBED}}
+def described(boot):
+    """What a person calls a boot by, and a figure of its flags and environment that its mates on other GPUs share."""
+    record, env = boot.get("record") or {}, boot.get("env") or {}
+    flags = [flag for flag in record.get("flags") or [] if flag[0] not in OWN_FLAGS]
+    shared = {name: value for name, value in env.items() if name not in OWN_ENV}
+    return {
+        "profile": boot.get("profile"),
+        "port": boot.get("port"),
+        **{key: record.get(key) for key in DESCRIBED},
+        "flags_sha256": launch_sha256([json.dumps(flags)], shared, {}),
+    }
+
+
+def brought(run, before, after):
+    """A change, from and to as `described`, by what it is found on other servers."""
+    what = None
+    if any(before.get(key) != after.get(key) for key in ("profile", *DESCRIBED)):
+        what = ", ".join(str(after.get(key)) for key in ("profile", *DESCRIBED))
+    elif before.get("flags_sha256") != after.get("flags_sha256"):
+        what = after.get("flags_sha256")
+    return {"run": run, "what": what}
 
 
 def is_open(swap):
@@ -177,12 +211,18 @@ def told(paths):
     before = swap.get("before") if unfinished else boot_of(state)
     shown = {key: value for key, value in swap.items() if key not in ("before", "schema")} if unfinished else None
     out = time.time() - swap["out_epoch"] if unfinished and swap.get("out_epoch") else 0
+    change = None
+    if unfinished:
+        change = brought(swap["run"], swap["from"], swap["to"])
+    elif state.get("previous"):
+        change = brought(state.get("launched_in") or "", described(state["previous"]), described(state))
     running = {key: state.get(key) for key in ("profile", "launch_sha256", "ready_at", "launched_in")}
     return {
         "before": {key: value for key, value in before.items() if key != "secrets"} if before else None,
         "running": running if process else None,
         "previous": state.get("previous"),
         "last_run": state.get("launched_in") or "",
+        "brought": change,
         "swap": shown,
         "out": round(max(out, 0), 1),
     }
@@ -216,11 +256,12 @@ def begin(module, paths):
             "begun_at": swap["begun_at"] if is_open(swap) else utc_now(),
             "taken_up_at": utc_now() if is_open(swap) else None,
             "out_epoch": out_since(swap, state),
-            "from": described(before["profile"], before["port"], before["record"]),
+            "from": described(before),
             "to": {
-                **described(wanted.get("profile"), wanted.get("port"), wanted.get("record")),
+                **described(wanted),
                 "launch_sha256": launch_sha256(wanted["argv"], wanted["env"], params["secrets"]),
             },
+            "changes": params["changes"],
             "before": before,
             "benchmark": swap.get("benchmark") if is_open(swap) else None,
             "outcome": None,
@@ -251,6 +292,7 @@ def end(module, paths, swap):
         begun_at=swap.get("begun_at"),
         before=swap["from"],
         after=swap["to"],
+        changes=swap.get("changes"),
         why=why,
     )
 
@@ -263,6 +305,7 @@ def main():
             "root": {"type": "path", "required": True},
             "state": {"type": "str", "choices": ["looked", "begun", "noted", "ended"], "default": "looked"},
             "wanted": {"type": "dict", "default": {}},
+            "changes": {"type": "list", "elements": "str", "default": []},
             "secrets": {"type": "dict", "default": {}, "no_log": True},
             "seen": {"type": "str", "default": ""},
             "note": {"type": "dict", "default": {}},

@@ -565,5 +565,8 @@ def test_history_tells_one_change_once_and_names_what_changed_with_the_profile()
         "2026-01-02 03:04:05Z  n-gpu0  eve  swapped  a -> b, release 1 -> 2",
     ]
     assert "reason" in history_report([{**entry, "what": "lost", "before": was, "after": now, "why": "a reason"}])
+    flags = {**entry, "before": was, "after": {**was, "port": 2}, "changes": ["max-running-requests: 8 -> 48", "port: 1 -> 2"]}
+    assert "Z n-gpu0: max-running-requests: 8 -> 48; port: 1 -> 2" in history_report([flags])
+    assert "max-running" not in history_report([{**flags, "after": now}]), "the name tells"
     assert history_report([]) == "Nothing is known of any change of the selected servers."
     assert "2026-01-01" not in history_report([started, {**entry, "before": was, "after": now}], limit=1)

@@ -113,9 +113,38 @@ def test_servers_that_change_in_the_same_way_stand_together():
         "  b: unset -> set",
         "n-gpu2:",
         "  a swap by eve of noon is unfinished: taken up",
+        "  compared with what ran before it:",
         "  profile: nomtp -> mtp",
         "  engine: /v/bin/python -> /w/bin/python",
         "  a: 1 -> 2",
         "  X: unset -> 1",
         "runs that already: n-gpu3",
     ]
+
+
+@pytest.mark.parametrize(
+    ("after", "more", "told"),
+    [
+        (["--a", "1"], {}, ["is unfinished: taken up, back to what ran before it"]),
+        (
+            ["--a", "2"],
+            {"runs": True},
+            [
+                "is unfinished: taken up, and what is wanted runs already and is to be proven",
+                "compared with what ran before it:",
+                "a: 1 -> 2",
+            ],
+        ),
+        (["--a", "1"], {"outcome": "unrouted"}, ["was not taken by the router: taken up, back to what ran before it"]),
+    ],
+)
+def test_a_swap_that_is_taken_up_is_told_as_what_it_will_be(after, more, told):
+    begun = {"who": "eve", "begun_at": "noon", "outcome": more.pop("outcome", None)}
+    server = {"name": "n-gpu0", "work": True, "before": boot("nomtp", ["--a", "1"]), "after": boot("nomtp", after)}
+    lines = plan_report([{**server, "open": begun, **more}]).split("\n")
+    assert lines == ["n-gpu0:", f"  a swap by eve of noon {told[0]}", *(f"  {line}" for line in told[1:])]
+
+
+def test_where_only_keys_differ_that_is_told():
+    server = {"name": "n-gpu0", "work": True, "before": boot("nomtp"), "after": boot("nomtp"), "open": None}
+    assert plan_report([server]) == "n-gpu0:\n  keys or script"

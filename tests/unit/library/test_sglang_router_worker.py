@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from helpers.router import FIRST, KEY, RECORDED, SECOND, recorded_router
@@ -94,6 +94,7 @@ def test_one_that_leaves_gets_no_new_request_when_the_module_comes_back(module, 
 )
 def test_one_goes_only_where_enough_are_left(module, router, call, server, kept, said):
     router.workers[1].update(url=server.url)
+    server.statuses["/generate"] = 200
     answer = call(module, args(router, ("here-cpu1", SECOND), state="absent", keep=kept))
     assert (answer["rc"], answer.get("msg", "")[: len(said or "")]) == ((1, said) if said else (0, ""))
     assert len(router.deleted()) == (0 if said else 1)
@@ -104,11 +105,12 @@ def test_one_goes_only_where_enough_are_left(module, router, call, server, kept,
     [
         ({"status": "failed"}, "router calls it failed"),
         ({"is_healthy": False}, "router calls it ready, and not healthy"),
-        ({"url": None}, "it gives no answer: connection refused"),
+        ({"url": None}, "it does not generate: connection refused"),
     ],
 )
 def test_one_that_only_seems_to_be_left_does_not_count(module, router, call, server, helpers, entry, why):
     gone = f"http://127.0.0.1:{helpers.free_port()}"
+    server.statuses["/generate"] = 200
     router.workers[1].update({"url": server.url, **entry})
     router.workers[1]["url"] = router.workers[1]["url"] or gone
     leaving = args(router, ("here-cpu1", SECOND), state="absent", keep={"among": ["here-cpu0"], "least": 1})
@@ -116,6 +118,27 @@ def test_one_that_only_seems_to_be_left_does_not_count(module, router, call, ser
     assert answer["rc"] == 1 and f"left with 0 of 1 other servers (here-cpu0: {why})" in answer["msg"]
     assert call(module, leaving, check=True)["rc"] == 1
     assert router.deleted() == []
+
+
+@pytest.mark.parametrize(
+    ("generate", "health", "said"),
+    [
+        (200, None, None),
+        (None, 200, None),  # ours waits behind others' requests
+        (401, 200, None),
+        (None, None, "it does not generate: no answer from /health within 0.3 s"),
+        (500, 503, "it does not generate: /health answers 503"),
+    ],
+)
+def test_one_that_hangs_does_not_count_and_a_busy_one_does(module, router, call, server, monkeypatch, generate, health, said):
+    monkeypatch.setattr(module, "GENERATE_SECONDS", 0.1)
+    monkeypatch.setattr(module, "HEALTH_SECONDS", 0.3)
+    server.statuses.update({"/generate": generate, "/health": health})
+    router.workers[1].update(url=server.url)
+    keep = {"among": ["here-cpu0"], "least": 1, "api_keys": {"here-cpu0": "its key"}}
+    answer = call(module, args(router, ("here-cpu1", SECOND), state="absent", keep=keep))
+    assert answer["rc"] == (1 if said else 0) and (said or "") in answer.get("msg", "")
+    assert server.keys == ["Bearer its key"] and "its key" not in json.dumps(answer)
 
 
 def test_one_that_is_out_already_needs_nothing(module, router, call):
@@ -166,9 +189,19 @@ def test_without_waiting_it_is_accepted_and_no_more(module, router, call):
 class Server(BaseHTTPRequestHandler):
     def do_GET(self):
         status = self.server.statuses.get(self.path, 404)
+        if status is None:  # it hangs
+            self.server.ended.wait(10)
+            return
+        body = b'{"text": "a"}'
         self.send_response(status)
-        self.send_header("Content-Length", "0")
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.keys.append(self.headers.get("Authorization"))
+        self.do_GET()
 
     def log_message(self, *_):
         pass
@@ -177,10 +210,12 @@ class Server(BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     """A server behind the router, answering `statuses` by path; `url` is where."""
-    made = HTTPServer(("127.0.0.1", 0), Server)
-    made.statuses, made.url = {}, f"http://127.0.0.1:{made.server_port}"
+    made = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    made.daemon_threads, made.ended = True, threading.Event()
+    made.statuses, made.keys, made.url = {}, [], f"http://127.0.0.1:{made.server_port}"
     threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     yield made
+    made.ended.set()
     made.shutdown()
     made.server_close()
 

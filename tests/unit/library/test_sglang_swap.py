@@ -181,3 +181,41 @@ def test_a_folder_that_takes_nothing_is_an_error_in_one_sentence(module, server,
     Path(server.paths.run).touch()
     answer = call(module, server.begin())
     assert answer["rc"] == 1 and "free space there" in answer["msg"]
+
+
+def flags(*words, port=1, env=None, **more):
+    record = {"release": "0.5.17", "model": "q", "flags": [["--port", str(port)], *([word] for word in words)]}
+    return {
+        "record": {**record, **more},
+        "env": {"SGLANG_FLEET_SERVER": f"n-{port}", "CUDA_VISIBLE_DEVICES": str(port), **(env or {})},
+    }
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "what"),
+    [
+        (flags("--a"), flags("--a", port=2), None),
+        (flags("--a"), flags("--a", release="0.5.18"), "nomtp, 0.5.18, q"),
+        (flags("--a"), flags("--b", model="r"), "nomtp, 0.5.17, r"),
+    ],
+)
+def test_a_change_is_known_by_what_it_brought(module, server, call, before, after, what):
+    server.runs("nomtp", **after, previous={"profile": "nomtp", "argv": ["old"], "port": 1, **before})
+    assert call(module, server.args())["brought"] == {"run": "r0", "what": what}
+
+
+def test_other_flags_are_known_on_every_server_and_their_own_do_not_count(module, server, call):
+    def what(before, after):
+        server.runs("nomtp", **after, previous={"profile": "nomtp", "argv": ["old"], "port": 1, **before})
+        return call(module, server.args())["brought"]["what"]
+
+    assert what(flags("--a"), flags("--b")) == what(flags("--c", port=7), flags("--b", port=7)) is not None
+    assert what(flags("--a"), flags("--b")) != what(flags("--a"), flags("--c"))
+    assert what(flags("--a"), flags("--a", env={"X": "1"})) not in (None, what(flags("--a"), flags("--b")))
+    # Of an open swap: what it was to bring.
+    server.runs("nomtp", **flags("--a"))
+    wanted = {"profile": "nomtp", "argv": ["b"], "port": 1, **flags("--b")}
+    open_one = call(module, server.begin(wanted=wanted, changes=["b: unset -> set"]))["brought"]
+    assert open_one == {"run": "r1", "what": what(flags("--a"), flags("--b"))}
+    call(module, server.args("ended", outcome="swapped"))
+    assert server.history[-1]["changes"] == ["b: unset -> set"]
