@@ -45,7 +45,8 @@ entries:
   description:
     - Oldest first, each with C(at) (UTC), C(server), C(what) (V(started), V(stopped), V(swapped), V(reverted), V(kept),
       V(lost), or V(open) of a swap without an end), C(who), C(run), C(before), C(after) and C(why). Of a start, C(before)
-      and C(after) are profiles; of a swap, C(profile), C(release), C(model) and C(port).
+      and C(after) are profiles; of a swap, C(profile), C(release), C(model) and C(port), with C(changes), a line for each
+      difference.
   returned: always
   type: list
   elements: dict
@@ -78,7 +79,7 @@ def unended(path):
     if not swap.get("begun_at") or swap.get("outcome"):
         return []
     told = {
-        **{key: swap.get(key) for key in ("who", "run")},
+        **{key: swap.get(key) for key in ("who", "run", "changes")},
         "before": swap.get("from"),
         "after": swap.get("to"),
         "why": UNENDED,
