@@ -161,7 +161,7 @@ def test_what_is_slower_by_a_benchmark_is_put_back_and_reaches_one_server_only(d
     before = [state(local_fleet, number) for number in (0, 1)]
     with clients_of(local_fleet, concurrency=1) as clients:
         rolled = local_fleet.run(
-            "swap", profile="slow", gate="benchmark", sglang_swap_gate_pairs=3, sglang_swap_gate_concurrency=4,
+            "swap", profile="slow", gate="benchmark", sglang_swap_gate_pairs=5, sglang_swap_gate_concurrency=4,
             sglang_swap_gate_prompts=8, sglang_swap_gate_input_tokens=8, sglang_swap_gate_output_tokens=64,
         )  # fmt: skip
     assert rolled.rc != 0
