@@ -187,7 +187,7 @@ from ansible.module_utils.sglang_state import read_text, write_state
 ARGPARSE = re.compile(r"error: (.+)")
 OWN_ERROR = re.compile(r"Error starting router: (?:Configuration error: )?(.+)")
 TAKEN = "Failed to bind the HTTP listener"
-UNCHECKED = ("--host", "--port", "--secrets")
+UNCHECKED = ("--host", "--port", "--prometheus-port", "--secrets")
 CHECK_SECONDS = 30
 
 
@@ -232,7 +232,11 @@ def check_options(module, router):
             f"{router.name}: there is no {argv[0]}: `ansible-playbook router.yml` installs the router", cause="engine"
         )
     with socket.create_server(("127.0.0.1", 0)) as taken:
+        # Metrics are bound first, and the router that is to be replaced has theirs.
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            metrics = free.getsockname()[1]
         words = [*without(argv, UNCHECKED), "--host", "127.0.0.1", "--port", str(taken.getsockname()[1])]
+        words += ["--prometheus-port", str(metrics)]
         # `timeout` because a release that did not stop at a taken port would serve on.
         environment = {name: value for name, value in router.params["env"].items() if name not in MARKERS}
         rc, out, err = module.run_command(["timeout", str(CHECK_SECONDS), *words], environ_update=environment, cwd="/")

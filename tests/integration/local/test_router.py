@@ -102,6 +102,17 @@ def test_a_second_start_changes_nothing(router):
     assert router.state == before
 
 
+def test_other_options_restart_it_where_that_is_asked_for(router):
+    pid = router.state["identity"]["pid"]
+    for args in ({"cb-timeout-duration-secs": 6}, {}):
+        again = router.fleet.run("router", replace=True, sglang_router_args=args)
+        assert again.rc == 0, again.stdout
+        argv = router.state["argv"]
+        assert router.state["identity"]["pid"] != pid and "--disable-worker-overload-protection" in argv
+        assert argv[argv.index("--cb-timeout-duration-secs") + 1] == ("6" if args else "5")
+        pid = router.state["identity"]["pid"]
+
+
 def test_options_that_it_refuses_are_one_sentence_and_it_runs_on(router):
     before = router.state
     refused = router.fleet.run("router", replace=True, sglang_router_args={"health-check-interval-secs": 0})
