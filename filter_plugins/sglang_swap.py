@@ -80,8 +80,11 @@ def gate(before, after, tolerance=5.0):
     }
 
 
-def changes(before, after):
-    """What a swap changes on one server, a line each: release, model, port, environment and flags, before and after."""
+def changes(before, after, values=True):
+    """What a swap changes on one server, a line each: release, model, port, environment and flags, before and after.
+
+    Without ``values`` of the environment no more than the names is told.
+    """
     lines = []
     was, shall = before["record"] or {}, after["record"] or {}
     for what, old, new in (
@@ -95,7 +98,7 @@ def changes(before, after):
     lines += _filter("sglang_flag_changes")(was.get("flags") or [], shall.get("flags") or [])
     names = sorted({*before["env"], *after["env"]})
     lines += [
-        f"{name}: {before['env'].get(name, 'unset')} -> {after['env'].get(name, 'unset')}"
+        f"{name}: {before['env'].get(name, 'unset')} -> {after['env'].get(name, 'unset')}" if values else f"{name}: changed"
         for name in names
         if before["env"].get(name) != after["env"].get(name)
     ]

@@ -121,10 +121,6 @@ previous:
   description: What ran before the last change, as RV(before), or null. A rollback goes there.
   returned: always
   type: dict
-last_run:
-  description: Name of the run that made the last change.
-  returned: always
-  type: str
 brought:
   description:
     - The last change, or the open one, as a rollback finds it on other servers, or null without one. C(run) made it. C(what) is
@@ -221,7 +217,6 @@ def told(paths):
         "before": {key: value for key, value in before.items() if key != "secrets"} if before else None,
         "running": running if process else None,
         "previous": state.get("previous"),
-        "last_run": state.get("launched_in") or "",
         "brought": change,
         "swap": shown,
         "out": round(max(out, 0), 1),

@@ -9,7 +9,7 @@ import random
 
 import pytest
 from ansible.errors import AnsibleError, AnsibleFilterError, AnsibleTypeError
-from sglang_swap import batches, gate, plan_report
+from sglang_swap import batches, changes, gate, plan_report
 
 
 @pytest.mark.parametrize(
@@ -148,3 +148,9 @@ def test_a_swap_that_is_taken_up_is_told_as_what_it_will_be(after, more, told):
 def test_where_only_keys_differ_that_is_told():
     server = {"name": "n-gpu0", "work": True, "before": boot("nomtp"), "after": boot("nomtp"), "open": None}
     assert plan_report([server]) == "n-gpu0:\n  keys or script"
+
+
+def test_a_history_has_no_values_of_the_environment():
+    before, after = boot("nomtp", ["--a", "1"]), boot("nomtp", ["--a", "2"], env={"TOKEN": "of mine"})
+    assert changes(before, after) == ["a: 1 -> 2", "TOKEN: unset -> of mine"]
+    assert changes(before, after, values=False) == ["a: 1 -> 2", "TOKEN: changed"]

@@ -68,7 +68,7 @@ def server(tmp_path):
 def test_a_look_tells_what_a_failure_would_go_back_to_and_writes_nothing(module, server, call):
     before = sorted(os.walk(server.paths.root))
     answer = call(module, server.args())
-    assert (answer["changed"], answer["swap"], answer["running"], answer["last_run"]) == (False, None, None, "r0")
+    assert (answer["changed"], answer["swap"], answer["running"], answer["brought"]["run"]) == (False, None, None, "r0")
     assert (answer["before"]["profile"], answer["before"]["host"], answer["before"]["script_text"]) == (
         "nomtp",
         "127.0.0.2",
