@@ -55,28 +55,31 @@ entries:
 import json
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_state import Paths, read_state, read_text
+from ansible.module_utils.sglang_state import Paths, load_swap, misfit, read_text
 
 UNENDED = "it has no end yet: it goes on now, or was cut, and the next swap.yml takes it up"
+ENTRY = {"at": str, "server": str, "what": str}
 
 
 def entries(path, limit):
     """The newest entries of one server; a line that was cut is left out."""
     found = []
-    for line in (read_text(path) or "").splitlines()[-limit:]:
+    for line in (read_text(path) or "").splitlines():
         try:
             entry = json.loads(line)
         except ValueError:
             continue
-        if isinstance(entry, dict) and {"at", "server", "what"} <= set(entry):
+        if isinstance(entry, dict) and not misfit(entry, ENTRY):
             found.append(entry)
-    return found
+    return found[-limit:]
 
 
-def unended(path):
+def unended(module, path):
     """The swap of one server that nobody has brought to an end, as an entry, or nothing."""
-    swap = read_state(path)
-    if not swap.get("begun_at") or swap.get("outcome"):
+    swap, damage = load_swap(path)
+    if damage:
+        module.warn(damage)
+    if not swap or swap.get("outcome"):
         return []
     told = {
         **{key: swap.get(key) for key in ("who", "run", "changes")},
@@ -103,7 +106,7 @@ def main():
         try:
             found += entries(path, module.params["limit"])
             path = paths.swap
-            found += unended(path)
+            found += unended(module, path)
         except OSError as error:
             module.fail_json(msg=f"{path} can't be read: {error.strerror}: run it as the user that runs the servers")
     module.exit_json(changed=False, entries=sorted(found, key=lambda entry: entry["at"]))

@@ -77,7 +77,7 @@ import os
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_state import Busy, lock, read_state, utc_now, write_state
+from ansible.module_utils.sglang_state import Busy, load_lease, lock, utc_now, write_state
 
 GUARD_SECONDS = 10
 
@@ -116,13 +116,15 @@ def main():
 
 def answer(module, path, ours):
     params = module.params
-    there = read_state(path)
+    there, damage = load_lease(path)
+    if damage:
+        module.warn(damage)
     mine = there.get("run") == ours["run"]
     if params["state"] == "free":
         if mine and not module.check_mode:
             os.unlink(path)
         module.exit_json(changed=False, holder=None if mine else there or None, taken_over=None)
-    valid = bool(there) and not mine and time.time() < there.get("until_epoch", 0)
+    valid = bool(there) and not mine and time.time() < there["until_epoch"]
     if valid and params["take_over"] not in ("*", there["run"]):
         module.fail_json(msg=f"the lock {path} is held", cause="held", holder=there)
     until = time.time() + params["silence"]

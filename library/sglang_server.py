@@ -220,7 +220,7 @@ from ansible.module_utils.sglang_managed import (
 )
 from ansible.module_utils.sglang_node import gpus
 from ansible.module_utils.sglang_process import MARKERS, members, shared_bytes, wait_until
-from ansible.module_utils.sglang_state import read_state, read_text, write_state
+from ansible.module_utils.sglang_state import load_swap, read_text, write_state
 
 EARLY_DEATH_SECONDS = 0.5
 GPU_SECONDS = 30
@@ -239,14 +239,16 @@ class Server(Managed):
 
     def kept(self):
         """The options of what ran before a swap, from the record of it on this node."""
-        before = read_state(self.paths.swap).get("before")
-        if not before:
-            raise Refused(f"{self.name}: {self.paths.swap} tells of nothing that ran before: run deploy.yml", cause="usage")
+        swap, damage = load_swap(self.paths.swap)
+        if not swap:
+            why = damage or f"{self.paths.swap} tells of nothing that ran before: run deploy.yml"
+            raise Refused(f"{self.name}: {why}", cause="usage")
+        before = swap["before"]
         return {
             **{key: before[key] for key in ("profile", "argv", "env", "port", "record", "secrets")},
             "script": before["script_text"],
             "script_path": before["script"],
-            "previous": before["previous"],
+            "previous": before.get("previous"),
             "run": before.get("launched_in") or "",
             "launched_at": before.get("launched_at"),
             "replace": True,

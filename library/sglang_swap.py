@@ -146,11 +146,14 @@ import time
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_process import MARKERS, alive
 from ansible.module_utils.sglang_state import (
+    BOOT,
     Busy,
     Paths,
     boot_of,
     launch_sha256,
+    load_swap,
     lock,
+    misfit,
     read_secrets,
     read_state,
     remember,
@@ -199,9 +202,11 @@ def taken_at(swap):
     return swap.get("taken_up_at") or swap.get("begun_at")
 
 
-def told(paths):
+def told(module, paths):
     """What every exit tells."""
-    state, swap = read_state(paths.state), read_state(paths.swap)
+    state, (swap, damage) = read_state(paths.state), load_swap(paths.swap)
+    if damage:
+        module.warn(f"{module.params['name']}: {damage}")
     process = alive(state.get("identity"))
     unfinished = is_open(swap)
     before = swap.get("before") if unfinished else boot_of(state)
@@ -225,7 +230,7 @@ def told(paths):
 
 def begin(module, paths):
     """Keep what runs, and its script, before anything is stopped."""
-    params, state, swap = module.params, read_state(paths.state), read_state(paths.swap)
+    params, state, swap = module.params, read_state(paths.state), load_swap(paths.swap)[0]
     there = swap.get("run", "") if is_open(swap) else ""
     if there != params["seen"]:
         since = f"{swap.get('who')} began one at {taken_at(swap)}" if there else "the one that was seen has ended"
@@ -233,9 +238,10 @@ def begin(module, paths):
             msg=f"{params['name']}: another swap of this server is under way, {since}: nothing was stopped; look at status.yml"
         )
     before = swap["before"] if is_open(swap) else boot_of(state)
-    if not before or not before.get("script_text"):
+    lacks = misfit(before or {}, BOOT)
+    if lacks:
         module.fail_json(
-            msg=f"{params['name']}: what it runs can't be kept ({paths.state} tells of no script), so nothing was stopped:"
+            msg=f"{params['name']}: what it runs can't be kept (in {paths.state}, {lacks}), so nothing was stopped:"
             " run deploy.yml -e replace=true"
         )
     if not is_open(swap):
@@ -315,11 +321,11 @@ def main():
     params = module.params
     paths = Paths(params["root"], params["slug"])
     if params["state"] == "looked" or module.check_mode:
-        module.exit_json(changed=False, **told(paths))
+        module.exit_json(changed=False, **told(module, paths))
     try:
         os.makedirs(paths.run, mode=0o755, exist_ok=True)
         with lock(paths.lock, params["who"], LOCK_SECONDS):
-            swap = read_state(paths.swap)
+            swap = load_swap(paths.swap)[0]
             if params["state"] == "begun":
                 begin(module, paths)
             elif not is_open(swap) or swap.get("run") != params["run"]:
@@ -338,7 +344,7 @@ def main():
             " user the right to write"
         )
     # The record is no part of what runs: what changes there, the tasks that stop and start tell.
-    module.exit_json(changed=False, **told(paths))
+    module.exit_json(changed=False, **told(module, paths))
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ from ansible.module_utils.sglang_state import (
     launch_sha256,
     link_atomic,
     load_state,
+    load_swap,
     lock,
     new_log,
     read_secrets,
@@ -308,7 +309,7 @@ def served(managed):
 
 def open_swap(managed):
     """The record of a swap of this server that has no outcome yet; empty without one."""
-    swap = read_state(managed.paths.swap)
+    swap = load_swap(managed.paths.swap)[0]
     return {} if swap.get("outcome") else swap
 
 

@@ -128,17 +128,37 @@ SHAPE = {
     "launched_epoch": _WHOLE,
     "launched_boot_seconds": _WHOLE,
     "record": dict,
+    "previous": dict,
     "timeline": list,
     "shared_memory": list,
 }
 REQUIRED = ("port", "log", "launched_epoch", "launched_boot_seconds")  # of a server that was launched
 IDENTITY = {"pid": int, "start_ticks": int, "boot_id": str, "sid": int}
+# What other records hold, always: a boot to go back to, the swap of a server, who holds a lease.
+BOOT = {
+    "profile": str,
+    "argv": list,
+    "env": dict,
+    "port": int,
+    "record": dict,
+    "launch_sha256": str,
+    "script": str,
+    "script_text": str,
+}
+SWAP = {"run": str, "begun_at": str, "out_epoch": _WHOLE, "from": dict, "to": dict, "before": dict}
+LEASE = {"run": str, "who": str, "since": str, "until_epoch": _WHOLE}
+
+
+def misfit(record, needs):
+    """What a record lacks of ``needs``, each name with its kind, or has of another kind; None when nothing."""
+    for key, kind in needs.items():
+        if not isinstance(record.get(key), kind):
+            return f"its {key} is {'missing' if record.get(key) is None else type(record[key]).__name__}"
+    return None
 
 
 def _misshapen(state):
     """What in a state is not what it was written as, or None."""
-    if not isinstance(state, dict):
-        return f"it holds {type(state).__name__}"
     for key, kind in SHAPE.items():
         if state.get(key) is not None and not isinstance(state[key], kind):
             return f"its {key} is {type(state[key]).__name__}"
@@ -164,12 +184,8 @@ def _unreadable(path, error):
     return f"{path} can't be read ({error.strerror}): look at the disk that it is on"
 
 
-def load_state(path):
-    """``(state, damage)``: the state file as a mapping, and one sentence when the file is there and is none.
-
-    It is written whole or not at all, so damage is a disk's, an editor's or a stranger's work. A damaged one tells nothing,
-    nor does one of another schema: the state is empty then, and what runs is found by its marks.
-    """
+def _load(path, misshapen, absent):
+    """``(record, damage)`` of a JSON file of ours: ``misshapen`` finds what is wrong in it, ``absent`` is what to do then."""
     try:
         text = read_text(path)
     except OSError as error:
@@ -177,9 +193,12 @@ def load_state(path):
     if text is None:
         return {}, None
     try:
-        state = json.loads(text)
-        schema = state.get("schema", SCHEMA) if isinstance(state, dict) else SCHEMA
-        problem = _misshapen(state) if schema == SCHEMA else None
+        record = json.loads(text)
+        schema = record.get("schema", SCHEMA) if isinstance(record, dict) else SCHEMA
+        if isinstance(record, dict):
+            problem = misshapen(record) if schema == SCHEMA else None
+        else:
+            problem = f"it holds {type(record).__name__}"
     except ValueError as error:
         schema = SCHEMA
         problem = f"it is empty or cut short ({error})" if not text.strip() else f"it is no JSON ({error})"
@@ -188,11 +207,34 @@ def load_state(path):
     elif problem:
         what = f"is damaged, {problem}"
     else:
-        return state, None
-    return {}, (
-        f"{path} {what}: it is taken as absent; if its server runs, stop.yml finds and stops it by its marks,"
-        " and deploy.yml starts it anew and writes the file anew"
-    )
+        return record, None
+    return {}, f"{path} {what}: it is taken as absent; {absent}"
+
+
+def load_state(path):
+    """``(state, damage)``: the state file as a mapping, and one sentence when the file is there and is none.
+
+    It is written whole or not at all, so damage is a disk's, an editor's or a stranger's work. A damaged one tells nothing,
+    nor does one of another schema: the state is empty then, and what runs is found by its marks.
+    """
+    advice = "if its server runs, stop.yml finds and stops it by its marks, and deploy.yml starts it and writes the file anew"
+    return _load(path, _misshapen, advice)
+
+
+def load_swap(path):
+    """``(swap, damage)`` of the record of a server's last swap, as `load_state`."""
+
+    def misshapen(swap):
+        lacks = misfit(swap["before"], {**BOOT, "secrets": dict}) if isinstance(swap.get("before"), dict) else None
+        return misfit(swap, SWAP) or (lacks and f"in its before, {lacks}")
+
+    advice = "status.yml tells what its server runs, history.yml what was changed before, and swap.yml begins anew"
+    return _load(path, misshapen, advice)
+
+
+def load_lease(path):
+    """``(lease, damage)`` of the file that says who holds a fleet or a server, as `load_state`."""
+    return _load(path, lambda lease: misfit(lease, LEASE), "see that nobody else changes the same servers now")
 
 
 def read_state(path):

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_process import boot_seconds, identity
 from ansible.module_utils.sglang_state import Paths, read_state, write_state
 from ansible.module_utils.testing import patch_module_args
@@ -70,6 +71,14 @@ def call(capsys):
         return {**json.loads(capsys.readouterr().out), "rc": left.value.code or 0}
 
     return _call
+
+
+@pytest.fixture
+def warned(monkeypatch):
+    """What modules warn of, in the order in which they do."""
+    said = []
+    monkeypatch.setattr(AnsibleModule, "warn", lambda self, text: said.append(text))
+    return said
 
 
 def free_port():

@@ -12,6 +12,7 @@ import sys
 import pytest
 import yaml
 from helpers.compare import holder
+from helpers.swap import begun
 
 from ..conftest import ROOT, Fleet, free_ports
 
@@ -112,14 +113,13 @@ def test_a_profile_that_dies_as_it_starts_is_kept_and_told(fleet):
 def test_a_server_that_a_swap_has_is_refused(fleet):
     swap = fleet.root / "run/sglang_gpu1.swap.json"
     swap.parent.mkdir(parents=True, exist_ok=True)
-    begun = {"schema": 1, "run": "r0", "who": "bob@desk", "begun_at": "noon", "to": {"profile": "mtp"}, "before": {}}
-    swap.write_text(json.dumps(begun))
+    swap.write_text(json.dumps(begun(begun_at="noon")))
     asked = {"cmdline": "--check --limit here-gpu1", "profiles": ["nomtp", "mtp"]}
     refused = fleet.run("compare", **asked)
     assert refused.rc != 0
     said = refused.tasks["Refuse a server that a swap has"]["here-gpu1"]["msg"]
     assert said.startswith("here-gpu1 is in a swap to mtp that bob@desk began at noon and that is not over: wait for it")
-    swap.write_text(json.dumps({**begun, "outcome": "lost"}))
+    swap.write_text(json.dumps(begun(outcome="lost")))
     over = fleet.run("compare", **asked)
     assert over.rc == 0, over.stdout
 

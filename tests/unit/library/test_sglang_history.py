@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 from ansible.module_utils.sglang_state import Paths, remember, write_state
+from helpers.swap import begun
 
 
 @pytest.fixture
@@ -20,11 +21,11 @@ def test_entries_of_several_servers_come_in_order_and_a_cut_line_is_left_out(mod
     for slug, what in (("sglang_gpu0", "swapped"), ("sglang_gpu1", "started"), ("sglang_gpu1", "stopped")):
         remember(Paths(str(tmp_path), slug), server=slug, what=what, who="alice")
     with open(Paths(str(tmp_path), "sglang_gpu1").history, "a", encoding="utf-8") as stream:
-        stream.write('{"at": "2026-')
+        stream.write('{"at": 5, "server": "sglang_gpu1", "what": "stopped"}\n{"at": "2026-')
     answer = call(module, {"root": str(tmp_path), "slugs": ["sglang_gpu0", "sglang_gpu1", "sglang_gpu2"]})
     assert answer["changed"] is False
     assert [entry["what"] for entry in answer["entries"]] == ["started", "stopped", "swapped"]
-    newest = call(module, {"root": str(tmp_path), "slugs": ["sglang_gpu1"], "limit": 2})
+    newest = call(module, {"root": str(tmp_path), "slugs": ["sglang_gpu1"], "limit": 1})
     assert [entry["what"] for entry in newest["entries"]] == ["stopped"]
 
 
@@ -32,14 +33,18 @@ def test_a_server_without_history_has_none(module, call, tmp_path):
     assert call(module, {"root": str(tmp_path), "slugs": ["sglang_gpu0"]})["entries"] == []
 
 
-def test_a_swap_without_an_end_is_open(module, call, tmp_path):
+def test_a_swap_without_an_end_is_open(module, call, warned, tmp_path):
     paths = Paths(str(tmp_path), "sglang_gpu0")
     paths.make()
-    begun = {"name": "n-gpu0", "run": "r1", "who": "alice", "begun_at": "2026-01-01T00:00:01Z"}
-    begun |= {"from": {"profile": "nomtp"}, "to": {"profile": "mtp"}}
-    write_state(paths.swap, {**begun, "outcome": None})
+    write_state(paths.swap, begun())
     (entry,) = call(module, {"root": str(tmp_path), "slugs": ["sglang_gpu0"]})["entries"]
-    assert (entry["server"], entry["what"], entry["who"], entry["at"]) == ("n-gpu0", "open", "alice", begun["begun_at"])
-    assert (entry["before"], entry["after"]) == (begun["from"], begun["to"]) and "the next swap.yml takes it up" in entry["why"]
-    write_state(paths.swap, {**begun, "outcome": "swapped"})
+    assert (entry["server"], entry["what"], entry["who"], entry["at"]) == ("n-gpu0", "open", "bob@desk", begun()["begun_at"])
+    assert (entry["before"], entry["after"]) == (
+        {"profile": "nomtp"},
+        {"profile": "mtp"},
+    ) and "the next swap.yml takes it up" in entry["why"]
+    write_state(paths.swap, begun(run=None))
+    damaged = call(module, {"root": str(tmp_path), "slugs": ["sglang_gpu0"]})
+    assert damaged["entries"] == [] and "its run is missing" in warned[0]
+    write_state(paths.swap, begun(outcome="swapped"))
     assert call(module, {"root": str(tmp_path), "slugs": ["sglang_gpu0"]})["entries"] == []

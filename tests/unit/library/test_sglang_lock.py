@@ -58,6 +58,19 @@ def test_a_holder_whose_time_is_over_holds_nothing(held):
     assert held(run="r2", who="bob@desk")["holder"]["run"] == "r2"
 
 
+@pytest.mark.parametrize(
+    ("lacks", "what"), [({"until_epoch": "noon"}, "until_epoch is str"), ({"who": None}, "who is missing")]
+)
+def test_a_damaged_lock_holds_nothing_and_is_told(held, warned, lacks, what):
+    held()
+    write_state(str(held.path), {**read_state(str(held.path)), **lacks})
+    answer = held(run="r2", who="bob@desk")
+    assert (answer["rc"], answer["holder"]["run"], answer["taken_over"]) == (0, "r2", None)
+    assert warned == [
+        f"{held.path} is damaged, its {what}: it is taken as absent; see that nobody else changes the same servers now"
+    ]
+
+
 def test_the_lock_of_a_server_is_another_than_that_of_the_fleet(held):
     held()
     answer = held(run="r2", who="bob@desk", name="sglang_gpu0.compare")

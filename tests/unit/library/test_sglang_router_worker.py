@@ -270,9 +270,8 @@ def test_one_that_it_forgot_meanwhile_is_out(module, router, call):
     assert (answer["rc"], answer["routable"]) == (0, [FIRST])
 
 
-def test_no_router_routes_nothing(module, call, helpers, monkeypatch):
-    warned, port = [], helpers.free_port()
-    monkeypatch.setattr(module.AnsibleModule, "warn", lambda self, text: warned.append(text))
+def test_no_router_routes_nothing(module, call, helpers, warned):
+    port = helpers.free_port()
     asked = {"port": port, "workers": [{"name": "n", "url": FIRST}]}
     out = call(module, {**asked, "state": "absent"})
     assert (out["rc"], out["changed"], out["routable"]) == (0, False, [])

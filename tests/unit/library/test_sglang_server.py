@@ -24,6 +24,7 @@ import pytest
 from ansible.module_utils import sglang_managed, sglang_process, sglang_state
 from ansible.module_utils.sglang_process import identity, members, read_stat
 from ansible.module_utils.sglang_state import Paths, boot_of, lock, read_state, utc_now, write_state
+from helpers.swap import begun
 
 LISTEN = """
 import socket, sys, time
@@ -153,9 +154,7 @@ def test_check_mode_tells_a_start_and_creates_nothing(module, fleet, call):
     assert not fleet.root.exists()
 
 
-def test_check_mode_without_an_engine_warns_and_goes_on(module, fleet, call, monkeypatch):
-    warned = []
-    monkeypatch.setattr(module.AnsibleModule, "warn", lambda self, text: warned.append(text))
+def test_check_mode_without_an_engine_warns_and_goes_on(module, fleet, call, warned):
     fleet.python = "/no/such/python"
     assert call(module, fleet.args(), check=True)["changed"] is True
     assert warned == ["n-gpu0: /no/such/python is not there yet, so the flags were not checked"]
@@ -363,8 +362,7 @@ def test_what_never_served_is_nothing_to_go_back_to(module, fleet, call):
 
 def test_what_a_cut_swap_brought_is_nothing_to_go_back_to(module, fleet, call):
     call(module, fleet.args())
-    swap = {"run": "r2", "outcome": None, "before": {**boot_of(fleet.state), "secrets": {"api-key": KEY}}}
-    write_state(fleet.paths.swap, swap)
+    write_state(fleet.paths.swap, begun(boot_of(fleet.state), {"api-key": KEY}))
     call(module, fleet.args("--enable-metrics", replace=True, profile="cut", stop_timeout=5, run="r2"))
     assert fleet.state["previous"]["profile"] == "nomtp"
     call(module, fleet.args("--enable-cache-report", replace=True, profile="third", stop_timeout=5, run="r3"))
@@ -377,10 +375,10 @@ def test_what_a_swap_kept_is_restored_with_its_keys_and_its_script(module, load,
     assert "tells of nothing that ran before" in call(module, fleet.stop_args(state="restored"))["msg"]
     first = call(module, fleet.args(secrets={"api-key": KEY}, run="r1"))
     bad = fleet.args("--enable-metrics", replace=True, stop_timeout=5, run="r2")
-    begun = call(
+    kept = call(
         swap, {**base, "state": "begun", "wanted": {key: bad[key] for key in ("profile", "argv", "env", "port", "record")}}
     )
-    assert begun["rc"] == 0, begun
+    assert kept["rc"] == 0, kept
     same = call(module, fleet.stop_args(state="restored", keep_bundle=True))
     assert (same["changed"], same["pid"], same["bundle"]) == (False, first["pid"], None), "nothing was stopped yet"
     assert same["untouched"] is True
@@ -402,13 +400,23 @@ def test_what_a_swap_kept_is_restored_with_its_keys_and_its_script(module, load,
     assert sglang_process.alive(state["identity"])
 
 
+def test_a_damaged_record_restores_nothing_and_says_what_is_wrong(module, fleet, call):
+    call(module, fleet.args())
+    write_state(fleet.paths.swap, begun({**boot_of(fleet.state), "argv": "sglang"}))
+    refused = call(module, fleet.stop_args(state="restored"))
+    assert (
+        refused["rc"] == 1 and "sglang_gpu0.swap.json is damaged, in its before, its argv is str: it is taken" in refused["msg"]
+    )
+    assert sglang_process.alive(fleet.state["identity"])
+
+
 def test_starts_and_stops_are_remembered_and_those_of_a_swap_are_its_own(module, load, fleet, call):
     call(module, fleet.args(run="r1"))
     call(module, fleet.stop_args(because="tired", stop_timeout=5))
     lines = [json.loads(line) for line in Path(fleet.paths.history).read_text().splitlines()]
     assert [(line["what"], line["who"]) for line in lines] == [("started", "alice@laptop"), ("stopped", "bob@desk")]
     assert (lines[0]["after"], lines[0]["run"], lines[1]["before"], lines[1]["why"]) == ("nomtp", "r1", "nomtp", "tired")
-    write_state(fleet.paths.swap, {"run": "r2", "outcome": None, "before": {"profile": "nomtp"}})
+    write_state(fleet.paths.swap, begun(boot_of(fleet.state)))
     call(module, fleet.args(run="r2"))
     call(module, fleet.stop_args(run="r2", stop_timeout=5))
     assert len(Path(fleet.paths.history).read_text().splitlines()) == 2
@@ -794,19 +802,12 @@ def test_a_place_that_takes_no_file_is_named(module, fleet, call, place, state):
 DAMAGE = '{"identity": {"pid": 47'
 
 
-def warnings_of(module, monkeypatch):
-    said = []
-    monkeypatch.setattr(module.AnsibleModule, "warn", lambda self, text: said.append(text))
-    return said
-
-
-def test_a_damaged_state_file_is_told_and_a_deploy_goes_on(module, fleet, call, monkeypatch):
-    said = warnings_of(module, monkeypatch)
+def test_a_damaged_state_file_is_told_and_a_deploy_goes_on(module, fleet, call, monkeypatch, warned):
     fleet.paths.make()
     monkeypatch.setattr(sglang_managed.tempfile, "tempdir", str(fleet.root))
     Path(fleet.paths.state).write_text(DAMAGE)
     assert call(module, fleet.args())["changed"] is True
-    assert len(said) == 1 and said[0].startswith(f"n-gpu0: {fleet.paths.state} is damaged, it is no JSON")
+    assert len(warned) == 1 and warned[0].startswith(f"n-gpu0: {fleet.paths.state} is damaged, it is no JSON")
     assert fleet.state["identity"]["pid"] in fleet.pids()
 
 
@@ -822,10 +823,7 @@ def test_a_folder_where_the_fleet_keeps_a_file_is_told_before_anything_starts(mo
     assert fleet.pids() == set()
 
 
-def test_a_server_whose_state_file_was_damaged_is_not_started_twice_and_can_be_stopped(
-    module, fleet, call, helpers, monkeypatch
-):
-    said = warnings_of(module, monkeypatch)
+def test_a_server_whose_state_file_was_damaged_is_not_started_twice_and_can_be_stopped(module, fleet, call, helpers, warned):
     started = call(module, fleet.args())
     helpers.until(lambda: "ready to roll" in Path(started["log"]).read_text())
     Path(fleet.paths.state).write_text(DAMAGE)
@@ -834,8 +832,8 @@ def test_a_server_whose_state_file_was_damaged_is_not_started_twice_and_can_be_s
     stopped = call(module, fleet.stop_args(stop_timeout=20))
     assert (stopped["rc"], stopped["changed"], stopped["killed"]) == (0, True, [])
     assert fleet.pids() == set() and fleet.state["stopped_by"] == "bob@desk"
-    assert len(said) == 2
-    assert call(module, fleet.stop_args())["changed"] is False and len(said) == 2
+    assert len(warned) == 2
+    assert call(module, fleet.stop_args())["changed"] is False and len(warned) == 2
 
 
 PRINTS_ITS_KEY = f"""
@@ -846,8 +844,7 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("text", ["", DAMAGE, '{"schema": 99}'])
-def test_a_stop_with_a_damaged_state_leaves_no_key_and_no_folder(module, fleet, call, helpers, monkeypatch, text):
-    said = warnings_of(module, monkeypatch)
+def test_a_stop_with_a_damaged_state_leaves_no_key_and_no_folder(module, fleet, call, helpers, warned, text):
     started = call(module, fleet.args(secrets={"api-key": KEY}, body=body(PRINTS_ITS_KEY)))
     helpers.until(lambda: KEY in Path(started["log"]).read_text())
     temporary = fleet.state["temporary"]
@@ -857,14 +854,13 @@ def test_a_stop_with_a_damaged_state_leaves_no_key_and_no_folder(module, fleet, 
     assert fleet.pids() == set()
     assert f"api_key='{'*' * len(KEY)}'" in Path(started["log"]).read_text()
     assert not os.path.exists(temporary)
-    assert len(said) == 1 and said[0].startswith(f"n-gpu0: {fleet.paths.state} is ")
+    assert len(warned) == 1 and warned[0].startswith(f"n-gpu0: {fleet.paths.state} is ")
 
 
 def test_a_dead_server_with_a_damaged_state_leaves_no_key_and_its_folder_is_told(
-    module, fleet, call, helpers, monkeypatch, tmp_path
+    module, fleet, call, helpers, monkeypatch, warned, tmp_path
 ):
     monkeypatch.setattr(sglang_managed.tempfile, "tempdir", str(tmp_path))
-    said = warnings_of(module, monkeypatch)
     started = call(module, fleet.args(secrets={"api-key": KEY}, body=body(PRINTS_ITS_KEY)))
     helpers.until(lambda: KEY in Path(started["log"]).read_text())
     temporary = fleet.state["temporary"]
@@ -874,7 +870,7 @@ def test_a_dead_server_with_a_damaged_state_leaves_no_key_and_its_folder_is_told
     assert call(module, fleet.stop_args())["changed"] is True
     assert KEY not in Path(started["log"]).read_text()
     assert os.path.isdir(temporary)
-    assert len(said) == 2 and f"such as {temporary}, and remove them" in said[1]
+    assert len(warned) == 2 and f"such as {temporary}, and remove them" in warned[1]
 
 
 def test_a_folder_that_is_not_the_fleets_is_never_removed(module, fleet, call, monkeypatch, tmp_path):
@@ -889,8 +885,7 @@ def test_a_folder_that_is_not_the_fleets_is_never_removed(module, fleet, call, m
         assert theirs.is_dir() and link.is_symlink()
 
 
-def test_a_stop_on_a_full_disk_is_written_down(module, fleet, call, monkeypatch):
-    said = warnings_of(module, monkeypatch)
+def test_a_stop_on_a_full_disk_is_written_down(module, fleet, call, monkeypatch, warned):
     call(module, fleet.args())
 
     def full(*_):
@@ -898,7 +893,7 @@ def test_a_stop_on_a_full_disk_is_written_down(module, fleet, call, monkeypatch)
 
     monkeypatch.setattr(sglang_state, "write_atomic", full)
     assert call(module, fleet.stop_args(stop_timeout=20, because="it did not become ready"))["changed"] is True
-    assert (said, fleet.state["stopped_by"], fleet.state["stopped_because"]) == ([], "bob@desk", "it did not become ready")
+    assert (warned, fleet.state["stopped_by"], fleet.state["stopped_because"]) == ([], "bob@desk", "it did not become ready")
 
 
 @pytest.mark.parametrize("other", [{"boot_id": "of before the restart"}, {"start_ticks": 1}])

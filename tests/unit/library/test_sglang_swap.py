@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from ansible.module_utils.sglang_process import identity
 from ansible.module_utils.sglang_state import Paths, read_state, write_atomic, write_state
+from helpers.swap import begun
 
 KEY = "s3cret-of-the-tests"
 SCRIPT = "#!/bin/sh\nexec true\n"
@@ -169,6 +170,28 @@ def test_a_server_whose_script_is_gone_is_not_begun(module, server, call):
     answer = call(module, server.begin())
     assert "can't be kept" in answer["msg"] and "nothing was stopped" in answer["msg"]
     assert server.swap == {}
+
+
+@pytest.mark.parametrize(
+    ("lacks", "what"),
+    [
+        ({"from": None}, "its from is missing"),
+        ({"before": {}}, "in its before, its profile is missing"),
+        ({"out_epoch": "noon"}, "its out_epoch is str"),
+        ({"to": ["mtp"]}, "its to is list"),
+    ],
+)
+def test_a_damaged_record_is_told_and_a_swap_begins_anew(module, server, call, warned, lacks, what):
+    write_state(server.paths.swap, {**begun(), **lacks})
+    looked = call(module, server.args())
+    assert (looked["rc"], looked["swap"], looked["before"]["profile"]) == (0, None, "nomtp")
+    assert warned == [
+        f"n-gpu0: {server.paths.swap} is damaged, {what}: it is taken as absent; status.yml tells what its server runs,"
+        " history.yml what was changed before, and swap.yml begins anew"
+    ]
+    assert "its swap was taken over" in call(module, server.args("ended", outcome="swapped"))["msg"]
+    again = call(module, server.begin())
+    assert (again["rc"], server.swap["before"]["profile"], server.swap["run"]) == (0, "nomtp", "r1")
 
 
 def test_check_mode_writes_nothing(module, server, call):

@@ -131,9 +131,10 @@ def test_an_engine_that_has_changed_is_asked_again(asked):
         asked.check("--model", "m")
 
 
-def test_kept_flags_that_are_garbage_are_asked_for_again(asked):
+@pytest.mark.parametrize("garbage", ["{", '{"files": ["a"], "flags": []}', '{"files": {}, "flags": 1}'])
+def test_kept_flags_that_are_garbage_are_asked_for_again(asked, garbage):
     (kept,) = [path for path in asked.cache.iterdir() if "files" in path.read_text()]
-    kept.write_text("{")
+    kept.write_text(garbage)
     assert asked.check("--model", "m", "--tp", "1") == (1, None)
     assert asked.check("--model", "m", "--tp", "2") == (0, None)
 

@@ -140,6 +140,7 @@ def test_a_state_comes_back_as_it_was_written(tmp_path):
         (b'{"identity": "4711"}', "its identity is str"),
         (b'{"identity": {"pid": 1, "boot_id": "b", "sid": 1}}', "its identity has no start_ticks"),
         (b'{"log": ["x"]}', "its log is list"),
+        (b'{"previous": "nomtp"}', "its previous is str"),
         (b'{"identity": {"pid": 1, "start_ticks": 1, "boot_id": "b", "sid": 1}, "log": "/l"}', "its port is missing"),
     ],
 )
