@@ -41,6 +41,11 @@ options:
     description: Tokens to generate for each request.
     type: int
     default: 256
+  settings:
+    description: Names of the variables that O(input_tokens) and O(output_tokens) come from, to be told which to lower.
+    type: list
+    elements: str
+    default: []
   timeout:
     description: Seconds for the tokenizer.
     type: int
@@ -137,6 +142,7 @@ def main():
             prompts_name=dict(type="str"),
             input_tokens=dict(type="int", default=128),
             output_tokens=dict(type="int", default=256),
+            settings=dict(type="list", elements="str", default=[]),
             timeout=dict(type="int", default=1800),
             env=dict(type="dict", default={}),
         ),
@@ -160,7 +166,8 @@ def main():
         module.fail_json(msg=str(error))
     what = f"line {line} of {name}, the longest," if asked["prompts"] else "each request of random tokens"
     found = {"line": line, "tokens": tokens, "context": own}
-    refused = misfit(what, tokens, asked["output_tokens"], contexts, own) if tokens is not None else None
+    ways = {"ways": [f"lower {name}" for name in asked["settings"]]} if asked["settings"] else {}
+    refused = misfit(what, tokens, asked["output_tokens"], contexts, own, **ways) if tokens is not None else None
     if refused:
         module.fail_json(msg=refused, **found)
     module.exit_json(changed=False, **found)

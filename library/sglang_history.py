@@ -55,7 +55,7 @@ entries:
 import json
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_state import Paths, load_swap, misfit, read_text
+from ansible.module_utils.sglang_state import Paths, load_swap, read_text, shape_error
 
 UNENDED = "it has no end yet: it goes on now, or was cut, and the next swap.yml takes it up"
 ENTRY = {"at": str, "server": str, "what": str}
@@ -69,7 +69,7 @@ def entries(path, limit):
             entry = json.loads(line)
         except ValueError:
             continue
-        if isinstance(entry, dict) and not misfit(entry, ENTRY):
+        if isinstance(entry, dict) and not shape_error(entry, ENTRY):
             found.append(entry)
     return found[-limit:]
 

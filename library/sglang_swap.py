@@ -153,10 +153,10 @@ from ansible.module_utils.sglang_state import (
     launch_sha256,
     load_swap,
     lock,
-    misfit,
     read_secrets,
     read_state,
     remember,
+    shape_error,
     utc_now,
     write_atomic,
     write_state,
@@ -238,7 +238,7 @@ def begin(module, paths):
             msg=f"{params['name']}: another swap of this server is under way, {since}: nothing was stopped; look at status.yml"
         )
     before = swap["before"] if is_open(swap) else boot_of(state)
-    lacks = misfit(before or {}, BOOT)
+    lacks = shape_error(before or {}, BOOT)
     if lacks:
         module.fail_json(
             msg=f"{params['name']}: what it runs can't be kept (in {paths.state}, {lacks}), so nothing was stopped:"

@@ -14,7 +14,7 @@ import argparse
 import json
 import os
 
-from ansible.module_utils.sglang_state import launch_sha256, lock, misfit, read_state, utc_now, write_atomic
+from ansible.module_utils.sglang_state import launch_sha256, lock, read_state, shape_error, utc_now, write_atomic
 
 # As `python -m sglang.launch_server` reads its command line, without loading a model or touching a GPU. Prints the flags as
 # its last line, and then judges what it was given. `type` is null where SGLang converts the value itself, and "whole" where
@@ -140,7 +140,7 @@ class Engine:
     def _flags(self):
         """The flags that were kept, or none where a source file of this SGLang has changed since."""
         kept = read_state(self._path())
-        return kept["flags"] if not misfit(kept, KEPT) and _unchanged(kept["files"]) else None
+        return kept["flags"] if not shape_error(kept, KEPT) and _unchanged(kept["files"]) else None
 
     def _path(self, words=()):
         """Of the flags; with words, of their having been taken by the SGLang that has these flags."""

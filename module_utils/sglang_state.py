@@ -149,7 +149,7 @@ SWAP = {"run": str, "begun_at": str, "out_epoch": _WHOLE, "from": dict, "to": di
 LEASE = {"run": str, "who": str, "since": str, "until_epoch": _WHOLE}
 
 
-def misfit(record, needs):
+def shape_error(record, needs):
     """What a record lacks of ``needs``, each name with its kind, or has of another kind; None when nothing."""
     for key, kind in needs.items():
         if not isinstance(record.get(key), kind):
@@ -225,8 +225,8 @@ def load_swap(path):
     """``(swap, damage)`` of the record of a server's last swap, as `load_state`."""
 
     def misshapen(swap):
-        lacks = misfit(swap["before"], {**BOOT, "secrets": dict}) if isinstance(swap.get("before"), dict) else None
-        return misfit(swap, SWAP) or (lacks and f"in its before, {lacks}")
+        lacks = shape_error(swap["before"], {**BOOT, "secrets": dict}) if isinstance(swap.get("before"), dict) else None
+        return shape_error(swap, SWAP) or (lacks and f"in its before, {lacks}")
 
     advice = "status.yml tells what its server runs, history.yml what was changed before, and swap.yml begins anew"
     return _load(path, misshapen, advice)
@@ -234,7 +234,7 @@ def load_swap(path):
 
 def load_lease(path):
     """``(lease, damage)`` of the file that says who holds a fleet or a server, as `load_state`."""
-    return _load(path, lambda lease: misfit(lease, LEASE), "see that nobody else changes the same servers now")
+    return _load(path, lambda lease: shape_error(lease, LEASE), "see that nobody else changes the same servers now")
 
 
 def read_state(path):

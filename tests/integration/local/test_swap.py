@@ -153,7 +153,7 @@ def test_a_gate_whose_requests_fit_no_context_is_refused_before_anything_is_touc
     rolled = local_fleet.run("swap", profile="slow", gate="benchmark", sglang_swap_gate_input_tokens=4000)
     assert rolled.rc != 0 and "Hold the lock of the fleet" not in rolled.tasks, rolled.stdout
     failed = rolled.tasks["Refuse requests of the gate that are longer than a context"]["here-cpu0"]["msg"]
-    assert "4000" in failed and "4128" in failed, failed
+    assert "4000" in failed and "4128" in failed and "lower sglang_swap_gate_input_tokens" in failed, failed
     assert [state(local_fleet, number) for number in (0, 1)] == before
 
 

@@ -77,6 +77,8 @@ def test_random_tokens_need_no_tokenizer(fit):
         "each request of random tokens has 37 tokens and 4 are asked for as output, 41 together, but profile small has a"
         " context of 20 and profile wide has a context of 40, as the model: shorten it or ask for less output."
     )
+    named = fit(input_tokens=37, contexts={"small": 20}, settings=["gate_input_tokens", "gate_output_tokens"])["msg"]
+    assert named.endswith("has a context of 20: lower gate_input_tokens or lower gate_output_tokens.")
 
 
 def test_a_context_that_nothing_tells_is_a_warning(fit):
