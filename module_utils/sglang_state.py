@@ -217,7 +217,7 @@ def load_state(path):
     It is written whole or not at all, so damage is a disk's, an editor's or a stranger's work. A damaged one tells nothing,
     nor does one of another schema: the state is empty then, and what runs is found by its marks.
     """
-    advice = "if its server runs, stop.yml finds and stops it by its marks, and deploy.yml starts it and writes the file anew"
+    advice = "if its server runs, stop.yml finds and stops it by its marks, and deploy.yml starts it anew, with a new file"
     return _load(path, _misshapen, advice)
 
 
