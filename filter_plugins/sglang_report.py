@@ -370,7 +370,7 @@ def history_report(records, limit=50):
         rows.append([at, record["server"], record.get("who"), record["what"], what])
         # A name tells a profile; what else changed has none.
         if record.get("changes") and _called(before) == _called(after):
-            notes.append(wrapped(f"{at} {record['server']}: {'; '.join(record['changes'])}"))
+            notes.append(wrapped(f"{at} {record['server']}: {'; '.join(map(str, record['changes']))}"))
         if record.get("why"):
             notes.append(wrapped(f"{at} {record['server']}: {record['why']}"))
     if not rows:

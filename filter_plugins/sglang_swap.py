@@ -8,11 +8,13 @@ Pure functions. Each filter has a page beside this file (``ansible-doc -t filter
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 
 from ansible.errors import AnsibleFilterError, AnsibleTypeError
 from ansible.plugins.loader import filter_loader
+from ansible.utils.display import Display
 
 # Student's t, one-sided 95 %, by degrees of freedom: half a dozen pairs are what a roll has time for.
 T95 = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895, 8: 1.860, 9: 1.833, 14: 1.761}
@@ -131,6 +133,32 @@ def plan_report(servers):
     return "\n".join(parts)
 
 
+def records(files, servers):
+    """Lines of history out of a controller's records of its swaps. ``files``: each its path and its text."""
+    told = []
+    for path, text in files:
+        try:
+            swap = json.loads(text)
+            told += [
+                {
+                    "at": swap["ended_at"],
+                    "server": server["name"],
+                    "what": server["result"]["outcome"],
+                    "who": swap["who"],
+                    "run": swap["run"],
+                    "before": server["from"],
+                    "after": server["to"],
+                    "why": server["result"].get("why"),
+                }
+                for server in swap["servers"]
+                if server["name"] in servers and server["result"]["outcome"] not in ("unchanged", "not begun")
+            ]
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            what = f"it is no JSON: {error}" if isinstance(error, ValueError) else f"it has no {error}"
+            Display().warning(f"{path} is damaged ({what}), so nothing of it is told: move it away")
+    return told
+
+
 class FilterModule:
     """Registers the filters."""
 
@@ -140,4 +168,5 @@ class FilterModule:
             "sglang_swap_changes": changes,
             "sglang_swap_gate": gate,
             "sglang_swap_plan_report": plan_report,
+            "sglang_swap_records": records,
         }

@@ -59,17 +59,19 @@ from ansible.module_utils.sglang_state import Paths, load_swap, read_text, shape
 
 UNENDED = "it has no end yet: it goes on now, or was cut, and the next swap.yml takes it up"
 ENTRY = {"at": str, "server": str, "what": str}
+MORE = {"who": str, "run": str, "why": str, "changes": list}
 
 
 def entries(path, limit):
-    """The newest entries of one server; a line that was cut is left out."""
+    """The newest entries of one server; a line that was cut, or is none of ours, is left out."""
     found = []
     for line in (read_text(path) or "").splitlines():
         try:
             entry = json.loads(line)
         except ValueError:
             continue
-        if isinstance(entry, dict) and not shape_error(entry, ENTRY):
+        known = {key: kind for key, kind in MORE.items() if isinstance(entry, dict) and entry.get(key) is not None}
+        if isinstance(entry, dict) and not shape_error(entry, {**ENTRY, **known}):
             found.append(entry)
     return found[-limit:]
 

@@ -225,7 +225,7 @@ def look(params, server, node_gpus):
         return {**entry, "state": "ready", "detail": "not asked over HTTP: this Python has no module requests"}
     fault = serving_fault(state)
     if fault:  # its HTTP front hangs for a minute then: there is nothing to ask it
-        return {**entry, "state": "stuck", "detail": f"{fault}: stop.yml, then deploy.yml"}
+        return {**entry, "state": "stuck", "detail": f"{fault}: stop.yml, then deploy.yml, each with --limit {server['name']}"}
     problem, counters = probe(Client(server["host"], port, read_secrets(paths).get("api-key")), params["timeout"])
     if problem:
         return {**entry, "state": "stuck", "detail": problem + halted(state["identity"])}

@@ -146,7 +146,7 @@ BOOT = {
     "script_text": str,
 }
 SWAP = {"run": str, "begun_at": str, "out_epoch": _WHOLE, "from": dict, "to": dict, "before": dict}
-LEASE = {"run": str, "who": str, "since": str, "until_epoch": _WHOLE}
+LEASE = {"run": str, "who": str, "since": str, "until": str, "until_epoch": int}
 
 
 def shape_error(record, needs):
@@ -157,11 +157,29 @@ def shape_error(record, needs):
     return None
 
 
+def _boot_error(boot):
+    """What in the command line, the environment or the flags of a boot is not what it was written as, or None."""
+    argv, env, flags = boot.get("argv"), boot.get("env") or {}, (boot.get("record") or {}).get("flags")
+    if argv is not None and not (argv and all(isinstance(word, str) for word in argv)):
+        return "its argv is no command line"
+    if not all(isinstance(value, str) for value in env.values()):
+        return "its env has a value that is no text"
+    if flags is not None and not (isinstance(flags, list) and all(flag and isinstance(flag, list) for flag in flags)):
+        return "its flags are no list of flags"
+    return None
+
+
 def _misshapen(state):
     """What in a state is not what it was written as, or None."""
     for key, kind in SHAPE.items():
         if state.get(key) is not None and not isinstance(state[key], kind):
             return f"its {key} is {type(state[key]).__name__}"
+    lacks = _boot_error(state)
+    if lacks:
+        return lacks
+    lacks = _misshapen(state["previous"]) if state.get("previous") else None
+    if lacks:
+        return f"in its previous, {lacks}"
     identity = state.get("identity")
     if identity:
         wrong = next((key for key, kind in IDENTITY.items() if not isinstance(identity.get(key), kind)), None)
@@ -225,8 +243,12 @@ def load_swap(path):
     """``(swap, damage)`` of the record of a server's last swap, as `load_state`."""
 
     def misshapen(swap):
-        lacks = shape_error(swap["before"], {**BOOT, "secrets": dict}) if isinstance(swap.get("before"), dict) else None
-        return shape_error(swap, SWAP) or (lacks and f"in its before, {lacks}")
+        before = swap.get("before")
+        lacks = shape_error(swap, SWAP)
+        if not lacks:
+            lacks = shape_error(before, {**BOOT, "secrets": dict}) or _misshapen(before)
+            lacks = lacks and f"in its before, {lacks}"
+        return lacks
 
     advice = "status.yml tells what its server runs, history.yml what was changed before, and swap.yml begins anew"
     return _load(path, misshapen, advice)

@@ -107,7 +107,7 @@ def test_a_roll_under_traffic_takes_one_server_out_at_a_time_and_fails_no_reques
     assert [state(local_fleet, number)["profile"] for number in (0, 1)] == ["small", "small"], "nothing was touched"
 
 
-def test_a_server_is_not_taken_out_where_the_router_would_be_left_with_none(deployed, local_fleet):
+def test_a_server_that_the_router_lost_keeps_the_other_one_there_and_is_put_back(deployed, local_fleet):
     before = [state(local_fleet, number) for number in (0, 1)]
     api, key = f"http://127.0.0.1:{local_fleet.options['sglang_router_port']}/workers", {"Authorization": f"Bearer {KEY}"}
     listed = requests.get(api, headers=key, timeout=10).json()["workers"]
@@ -120,7 +120,10 @@ def test_a_server_is_not_taken_out_where_the_router_would_be_left_with_none(depl
     reason = rolled.tasks["Fail for a server that was not swapped"]["here-cpu0"]["msg"]
     assert "router would be left with 0 of 1 other servers (here-cpu1: router " in reason, reason
     assert [state(local_fleet, number) for number in (0, 1)] == before
-    assert local_fleet.run("router").rc == 0
+    same = local_fleet.run("swap", profile="small")
+    assert same.rc == 0 and [same.changed(name) for name in NAMES] == [0, 1], same.stdout
+    assert "here-cpu1: the router did not have it, and has it now" in same.tasks["Tell what came of it"]["here-cpu0"]["msg"]
+    assert [state(local_fleet, number) for number in (0, 1)] == before
     assert_both_are_routed_to(local_fleet)
 
 
@@ -148,8 +151,12 @@ def test_what_can_not_start_is_put_back_and_routed_to_where_it_listened(deployed
     assert profile_for_prometheus(local_fleet, "here-cpu0") == before[0]["profile"]
 
 
-def test_a_gate_whose_requests_fit_no_context_is_refused_before_anything_is_touched(deployed, local_fleet):
+def test_a_gate_that_cannot_be_is_refused_before_anything_is_touched(deployed, local_fleet):
     before = [state(local_fleet, number) for number in (0, 1)]
+    few = local_fleet.run("swap", profile="slow", gate="benchmark", settle="2,-1", sglang_swap_gate_pairs=1)
+    assert few.rc != 0 and next(iter(few.tasks["Refuse numbers that are too small"].values()))["msg"] == (
+        "sglang_swap_gate_pairs is 1, expected at least 2; sglang_swap_settle has -1, expected at least 0"
+    )
     rolled = local_fleet.run("swap", profile="slow", gate="benchmark", sglang_swap_gate_input_tokens=4000)
     assert rolled.rc != 0 and "Hold the lock of the fleet" not in rolled.tasks, rolled.stdout
     failed = rolled.tasks["Refuse requests of the gate that are longer than a context"]["here-cpu0"]["msg"]

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
 from ansible.errors import AnsibleError, AnsibleFilterError, AnsibleTypeError
-from sglang_swap import batches, changes, gate, plan_report
+from sglang_swap import batches, changes, gate, plan_report, records
 
 
 @pytest.mark.parametrize(
@@ -154,3 +155,18 @@ def test_a_history_has_no_values_of_the_environment():
     before, after = boot("nomtp", ["--a", "1"]), boot("nomtp", ["--a", "2"], env={"TOKEN": "of mine"})
     assert changes(before, after) == ["a: 1 -> 2", "TOKEN: unset -> of mine"]
     assert changes(before, after, values=False) == ["a: 1 -> 2", "TOKEN: changed"]
+
+
+def test_a_controllers_damaged_record_is_named_and_the_others_are_told(monkeypatch):
+    warned = []
+    monkeypatch.setattr("sglang_swap.Display.warning", lambda self, text: warned.append(text))
+    server = {"name": "n-gpu0", "result": {"outcome": "kept", "why": "because"}, "from": "nomtp", "to": "mtp"}
+    other = {**server, "name": "n-gpu1", "result": {"outcome": "unchanged"}}
+    swap = {"ended_at": "2026-01-01T00:00:00Z", "who": "alice", "run": "r1", "servers": [server, other]}
+    whole = json.dumps(swap)
+    damaged = [whole[:40], "7", json.dumps({**swap, "servers": [{"name": "n-gpu0"}]}), "{}"]
+    files = [(f"/a/{number}.json", text) for number, text in enumerate([*damaged, whole])]
+    (told,) = records(files, ["n-gpu0", "n-gpu1"])
+    assert (told["server"], told["what"], told["why"], told["after"]) == ("n-gpu0", "kept", "because", "mtp")
+    assert [text.split(" ")[0] for text in warned] == [f"/a/{number}.json" for number in range(4)]
+    assert all(text.endswith("so nothing of it is told: move it away") for text in warned)

@@ -21,7 +21,10 @@ def test_entries_of_several_servers_come_in_order_and_a_cut_line_is_left_out(mod
     for slug, what in (("sglang_gpu0", "swapped"), ("sglang_gpu1", "started"), ("sglang_gpu1", "stopped")):
         remember(Paths(str(tmp_path), slug), server=slug, what=what, who="alice")
     with open(Paths(str(tmp_path), "sglang_gpu1").history, "a", encoding="utf-8") as stream:
-        stream.write('{"at": 5, "server": "sglang_gpu1", "what": "stopped"}\n{"at": "2026-')
+        stream.write('{"at": 5, "server": "sglang_gpu1", "what": "stopped"}\n')
+        stream.write(
+            '{"at": "2026-01-01T00:00:09Z", "server": "sglang_gpu1", "what": "swapped", "changes": 7}\n[7]\n{"at": "2026-'
+        )
     answer = call(module, {"root": str(tmp_path), "slugs": ["sglang_gpu0", "sglang_gpu1", "sglang_gpu2"]})
     assert answer["changed"] is False
     assert [entry["what"] for entry in answer["entries"]] == ["started", "stopped", "swapped"]

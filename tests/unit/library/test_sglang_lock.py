@@ -59,7 +59,12 @@ def test_a_holder_whose_time_is_over_holds_nothing(held):
 
 
 @pytest.mark.parametrize(
-    ("lacks", "what"), [({"until_epoch": "noon"}, "until_epoch is str"), ({"who": None}, "who is missing")]
+    ("lacks", "what"),
+    [
+        ({"until_epoch": float("inf")}, "until_epoch is float"),
+        ({"who": None}, "who is missing"),
+        ({"until": None}, "until is missing"),
+    ],
 )
 def test_a_damaged_lock_holds_nothing_and_is_told(held, warned, lacks, what):
     held()

@@ -178,6 +178,8 @@ def test_a_server_whose_script_is_gone_is_not_begun(module, server, call):
         ({"from": None}, "its from is missing"),
         ({"before": {}}, "in its before, its profile is missing"),
         ({"out_epoch": "noon"}, "its out_epoch is str"),
+        ({"before": {**begun()["before"], "argv": []}}, "in its before, its argv is no command line"),
+        ({"before": {**begun()["before"], "record": {"flags": 7}}}, "in its before, its flags are no list of flags"),
         ({"to": ["mtp"]}, "its to is list"),
     ],
 )

@@ -525,7 +525,8 @@ def test_a_halted_process_is_named_when_a_start_is_stuck(boot, wait, helpers):
     halted = child(started, "replay::scheduler", helpers)
     os.kill(halted.pid, signal.SIGSTOP)
     answer = wait(started, stage_limits={"weights": 0.5})
-    assert answer["cause"].endswith(f"; halted by a signal (SIGSTOP): replay::scheduler (pid {halted.pid})")
+    named = f"; halted by a signal (SIGSTOP): replay::scheduler (pid {halted.pid}); kill -CONT {halted.pid} lets it go on"
+    assert answer["cause"].endswith(named)
 
 
 def test_a_hang_in_the_warm_up_is_stuck_there(boot, wait, helpers):

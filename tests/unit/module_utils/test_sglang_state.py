@@ -141,6 +141,13 @@ def test_a_state_comes_back_as_it_was_written(tmp_path):
         (b'{"identity": {"pid": 1, "boot_id": "b", "sid": 1}}', "its identity has no start_ticks"),
         (b'{"log": ["x"]}', "its log is list"),
         (b'{"previous": "nomtp"}', "its previous is str"),
+        (b'{"previous": {"env": 7}}', "in its previous, its env is int"),
+        (b'{"previous": {"record": {"flags": 7}}}', "in its previous, its flags are no list of flags"),
+        (b'{"argv": []}', "its argv is no command line"),
+        (b'{"argv": [7]}', "its argv is no command line"),
+        (b'{"env": {"A": 1}}', "its env has a value that is no text"),
+        (b'{"record": {"flags": 7}}', "its flags are no list of flags"),
+        (b'{"record": {"flags": ["--a"]}}', "its flags are no list of flags"),
         (b'{"identity": {"pid": 1, "start_ticks": 1, "boot_id": "b", "sid": 1}, "log": "/l"}', "its port is missing"),
     ],
 )
