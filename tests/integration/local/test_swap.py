@@ -153,9 +153,9 @@ def test_what_can_not_start_is_put_back_and_routed_to_where_it_listened(deployed
 
 def test_a_gate_that_cannot_be_is_refused_before_anything_is_touched(deployed, local_fleet):
     before = [state(local_fleet, number) for number in (0, 1)]
-    few = local_fleet.run("swap", profile="slow", gate="benchmark", sglang_swap_gate_pairs=1, sglang_drain_timeout=-1)
+    few = local_fleet.run("swap", profile="slow", gate="benchmark", sglang_swap_gate_pairs=1, sglang_swap_gate_output_tokens=1)
     assert few.rc != 0 and next(iter(few.tasks["Refuse numbers that are too small"].values()))["msg"] == (
-        "sglang_swap_drain_timeout is -1, expected at least 0; sglang_swap_gate_pairs is 1, expected at least 2"
+        "sglang_swap_gate_pairs is 1, expected at least 2; sglang_swap_gate_output_tokens is 1, expected at least 2"
     )
     rolled = local_fleet.run("swap", profile="slow", gate="benchmark", sglang_swap_gate_input_tokens=4000)
     assert rolled.rc != 0 and "Hold the lock of the fleet" not in rolled.tasks, rolled.stdout
