@@ -154,7 +154,7 @@ def records(files, servers):
                 if server["name"] in servers and server["result"]["outcome"] not in ("unchanged", "not begun")
             ]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            what = f"it is no JSON: {error}" if isinstance(error, ValueError) else f"it has no {error}"
+            what = f"it is no JSON: {error}" if isinstance(error, ValueError) else "it is no record of a swap"
             Display().warning(f"{path} is damaged ({what}), so nothing of it is told: move it away")
     return told
 

@@ -62,10 +62,10 @@ ENTRY = {"at": str, "server": str, "what": str}
 MORE = {"who": str, "run": str, "why": str, "changes": list}
 
 
-def entries(path, limit):
-    """The newest entries of one server; a line that was cut, or is none of ours, is left out."""
-    found = []
-    for line in (read_text(path) or "").splitlines():
+def entries(module, path, limit):
+    """The newest entries of one server; lines that were cut, or are none of ours, are left out with a warning."""
+    found, lines = [], (read_text(path) or "").splitlines()
+    for line in lines:
         try:
             entry = json.loads(line)
         except ValueError:
@@ -73,6 +73,8 @@ def entries(path, limit):
         known = {key: kind for key, kind in MORE.items() if isinstance(entry, dict) and entry.get(key) is not None}
         if isinstance(entry, dict) and not shape_error(entry, {**ENTRY, **known}):
             found.append(entry)
+    if len(found) < len(lines):
+        module.warn(f"{path} has damaged lines ({len(lines) - len(found)} of {len(lines)}), of which nothing is told")
     return found[-limit:]
 
 
@@ -106,7 +108,7 @@ def main():
         paths = Paths(module.params["root"], slug)
         path = paths.history
         try:
-            found += entries(path, module.params["limit"])
+            found += entries(module, path, module.params["limit"])
             path = paths.swap
             found += unended(module, path)
         except OSError as error:

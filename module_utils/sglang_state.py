@@ -146,7 +146,7 @@ BOOT = {
     "script_text": str,
 }
 SWAP = {"run": str, "begun_at": str, "out_epoch": _WHOLE, "from": dict, "to": dict, "before": dict}
-LEASE = {"run": str, "who": str, "since": str, "until": str, "until_epoch": int}
+LEASE = {"run": str, "who": str, "since": str, "until": str, "until_epoch": int, "pid": int}
 
 
 def shape_error(record, needs):
@@ -250,7 +250,9 @@ def load_swap(path):
             lacks = lacks and f"in its before, {lacks}"
         return lacks
 
-    advice = "status.yml tells what its server runs, history.yml what was changed before, and swap.yml begins anew"
+    advice = (
+        "status.yml tells what its server runs, history.yml what was changed before, and the next swap of it writes it anew"
+    )
     return _load(path, misshapen, advice)
 
 

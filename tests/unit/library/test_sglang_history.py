@@ -15,7 +15,7 @@ def module(load):
     return load("library", "sglang_history")
 
 
-def test_entries_of_several_servers_come_in_order_and_a_cut_line_is_left_out(module, call, tmp_path, monkeypatch):
+def test_entries_of_several_servers_come_in_order_and_a_cut_line_is_left_out(module, call, warned, tmp_path, monkeypatch):
     times = iter(["2026-01-01T00:00:03Z", "2026-01-01T00:00:01Z", "2026-01-01T00:00:02Z"])
     monkeypatch.setattr("ansible.module_utils.sglang_state.utc_now", lambda: next(times))
     for slug, what in (("sglang_gpu0", "swapped"), ("sglang_gpu1", "started"), ("sglang_gpu1", "stopped")):
@@ -28,6 +28,7 @@ def test_entries_of_several_servers_come_in_order_and_a_cut_line_is_left_out(mod
     answer = call(module, {"root": str(tmp_path), "slugs": ["sglang_gpu0", "sglang_gpu1", "sglang_gpu2"]})
     assert answer["changed"] is False
     assert [entry["what"] for entry in answer["entries"]] == ["started", "stopped", "swapped"]
+    assert warned == [f"{Paths(str(tmp_path), 'sglang_gpu1').history} has damaged lines (4 of 6), of which nothing is told"]
     newest = call(module, {"root": str(tmp_path), "slugs": ["sglang_gpu1"], "limit": 1})
     assert [entry["what"] for entry in newest["entries"]] == ["stopped"]
 

@@ -64,6 +64,7 @@ def test_a_holder_whose_time_is_over_holds_nothing(held):
         ({"until_epoch": float("inf")}, "until_epoch is float"),
         ({"who": None}, "who is missing"),
         ({"until": None}, "until is missing"),
+        ({"pid": None}, "pid is missing"),
     ],
 )
 def test_a_damaged_lock_holds_nothing_and_is_told(held, warned, lacks, what):

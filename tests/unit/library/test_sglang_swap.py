@@ -189,7 +189,7 @@ def test_a_damaged_record_is_told_and_a_swap_begins_anew(module, server, call, w
     assert (looked["rc"], looked["swap"], looked["before"]["profile"]) == (0, None, "nomtp")
     assert warned == [
         f"n-gpu0: {server.paths.swap} is damaged, {what}: it is taken as absent; status.yml tells what its server runs,"
-        " history.yml what was changed before, and swap.yml begins anew"
+        " history.yml what was changed before, and the next swap of it writes it anew"
     ]
     assert "its swap was taken over" in call(module, server.args("ended", outcome="swapped"))["msg"]
     again = call(module, server.begin())
