@@ -64,8 +64,8 @@ def ourselves():
 def seen(holder):
     """Is the holder a process of the machine, and the namespace, that this controller runs in?"""
     us = ourselves()
-    known = all(isinstance(holder.get(key), int) for key in ("pid", "start_ticks"))
-    return known and bool(us.get("boot_id")) and all(holder.get(key) == us[key] for key in ("boot_id", "pid_namespace"))
+    told = bool(us.get("boot_id")) and isinstance(holder.get("start_ticks"), int)
+    return told and all(holder.get(key) == us[key] for key in ("boot_id", "pid_namespace"))
 
 
 def dead(holder):

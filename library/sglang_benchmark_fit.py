@@ -166,8 +166,8 @@ def main():
         module.fail_json(msg=str(error))
     what = f"line {line} of {name}, the longest," if asked["prompts"] else "each request of random tokens"
     found = {"line": line, "tokens": tokens, "context": own}
-    ways = {"ways": [f"lower {name}" for name in asked["settings"]]} if asked["settings"] else {}
-    refused = misfit(what, tokens, asked["output_tokens"], contexts, own, **ways) if tokens is not None else None
+    ways = [f"lower {setting}" for setting in asked["settings"]]
+    refused = misfit(what, tokens, asked["output_tokens"], contexts, own, ways) if tokens is not None else None
     if refused:
         module.fail_json(msg=refused, **found)
     module.exit_json(changed=False, **found)

@@ -11,6 +11,7 @@ module: sglang_history
 short_description: What was changed on the SGLang servers of a node, by whom and when
 description:
   - Reads the histories that M(sglang_server) and M(sglang_swap) write. One call a node. Changes nothing.
+  - Of a line or a record that is damaged nothing is told, which is a warning.
 options:
   root:
     description: The fleet's folder on the node.
@@ -74,7 +75,7 @@ def entries(module, path, limit):
         if isinstance(entry, dict) and not shape_error(entry, {**ENTRY, **known}):
             found.append(entry)
     if len(found) < len(lines):
-        module.warn(f"{path} has damaged lines ({len(lines) - len(found)} of {len(lines)}), of which nothing is told")
+        module.warn(f"{path}: {len(lines) - len(found)} of {len(lines)} lines are damaged and not told: look at them there")
     return found[-limit:]
 
 

@@ -14,6 +14,7 @@ description:
     which the holder need not be heard of. V(held) takes it or renews it.
   - A holder that is dead does not keep others out. The action plugin of the same name, which playbooks use, tells whether
     the holder is a process of this very controller that is gone; a holder elsewhere is believed until its time is over.
+  - A file that is damaged holds nothing, which is a warning.
 options:
   root:
     description: The fleet's folder on the node.
@@ -32,7 +33,8 @@ options:
   holder:
     description:
       - Who we are, C(run), C(who), C(controller), C(boot_id), C(pid_namespace), C(pid) and C(start_ticks). C(doing) tells
-        others what it is held for, such as V(compares profiles on node1-gpu0).
+        others what it is held for, such as V(compares profiles on node1-gpu0). The first two are to be given; the action
+        plugin knows the others.
     type: dict
     default: {}
   silence:
@@ -77,7 +79,7 @@ import os
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_state import Busy, load_lease, lock, utc_now, write_state
+from ansible.module_utils.sglang_state import Busy, load_lease, lock, shape_error, utc_now, write_state
 
 GUARD_SECONDS = 10
 
@@ -96,8 +98,8 @@ def main():
     )
     params = module.params
     ours = params["holder"]
-    if not ours.get("run") or not ours.get("who"):
-        module.fail_json(msg=f"holder is {ours!r}: expected at least run and who")
+    if shape_error(ours, {"run": str, "who": str, "pid": int}) or not (ours["run"] and ours["who"]):
+        module.fail_json(msg=f"holder is {ours!r}: expected at least run, who and pid")
     folder = os.path.join(params["root"], "run")
     path = os.path.join(folder, f"{params['name']}.lock.json")
     try:

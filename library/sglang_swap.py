@@ -14,6 +14,7 @@ description:
     written whole or not at all. Whoever comes after a swap that was cut finds there what to finish or to go back to.
   - A swap without an outcome is open. One that is begun over an open one keeps the open one's C(before), which is the
     last that was proven to serve.
+  - A record that is damaged is taken as absent, which is a warning.
   - It starts and stops nothing. M(sglang_server) does, with C(state=restored) from this record.
 options:
   name:

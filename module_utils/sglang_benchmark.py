@@ -234,18 +234,18 @@ def model_context(config):
     return next((int(factor * text[key]) for key in CONTEXT_KEYS if text.get(key) is not None), None)
 
 
-def misfit(what, tokens, output_tokens, contexts, own, ways=("shorten it", "ask for less output")):
+def misfit(what, tokens, output_tokens, contexts, own, ways=()):
     """The sentence that refuses a request longer than a context, None where it fits.
 
     `what`: who has so many `tokens`. `contexts`: context-length by profile, None where it has none. `own`: the model's context,
-    None where it is not known. `ways`: how to send less.
+    None where it is not known. `ways`: how to send less, where settings do.
     """
     total = tokens + output_tokens
     small = {profile: asked or own for profile, asked in contexts.items() if total > (asked or own or total)}
     if not small:
         return None
     told = [f"profile {name} has a context of {has}{'' if contexts[name] else ', as the model'}" for name, has in small.items()]
-    ways = list(ways)
+    ways = list(ways) or ["shorten it", "ask for less output"]
     # A profile that has the model's whole context, or that would need more, has nothing to raise.
     if all(contexts[name] for name in small) and total <= (own or total):
         ways.append(f"raise context-length in profile {' and '.join(small)}{f' (the model has {own})' if own else ''}")

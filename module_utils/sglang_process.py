@@ -144,13 +144,10 @@ def title_of(pid):
 
 def halted(known):
     """A clause that names the processes of a server that a signal has halted; "" for none. ``known``: its identity."""
-    told, pids = [], []
-    for stat in of_session(known["sid"]):
-        if stat.state in HALTED_STATES:
-            pids.append(str(stat.pid))
-            name = "its main process" if stat.pid == known["pid"] else os.path.basename(title_of(stat.pid))
-            told.append(f"{name} (pid {stat.pid})")
-    return f"; halted by a signal (SIGSTOP): {', '.join(told)}; kill -CONT {' '.join(pids)} lets it go on" if told else ""
+    pids = [stat.pid for stat in of_session(known["sid"]) if stat.state in HALTED_STATES]
+    names = {pid: "its main process" if pid == known["pid"] else os.path.basename(title_of(pid)) for pid in pids}
+    told = ", ".join(f"{name} (pid {pid})" for pid, name in names.items())
+    return f"; halted by a signal (SIGSTOP): {told}; kill -CONT {' '.join(map(str, pids))} lets it go on" if pids else ""
 
 
 def exit_code(pid):

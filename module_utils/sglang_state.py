@@ -128,6 +128,9 @@ SHAPE = {
     "launched_epoch": _WHOLE,
     "launched_boot_seconds": _WHOLE,
     "record": dict,
+    "launch_sha256": str,
+    "script": str,
+    "script_text": str,
     "previous": dict,
     "timeline": list,
     "shared_memory": list,
@@ -135,16 +138,7 @@ SHAPE = {
 REQUIRED = ("port", "log", "launched_epoch", "launched_boot_seconds")  # of a server that was launched
 IDENTITY = {"pid": int, "start_ticks": int, "boot_id": str, "sid": int}
 # What other records hold, always: a boot to go back to, the swap of a server, who holds a lease.
-BOOT = {
-    "profile": str,
-    "argv": list,
-    "env": dict,
-    "port": int,
-    "record": dict,
-    "launch_sha256": str,
-    "script": str,
-    "script_text": str,
-}
+BOOT = {key: SHAPE[key] for key in ("profile", "argv", "env", "port", "record", "launch_sha256", "script", "script_text")}
 SWAP = {"run": str, "begun_at": str, "out_epoch": _WHOLE, "from": dict, "to": dict, "before": dict}
 LEASE = {"run": str, "who": str, "since": str, "until": str, "until_epoch": int, "pid": int}
 
@@ -211,12 +205,12 @@ def _load(path, misshapen, absent):
     if text is None:
         return {}, None
     try:
-        record = json.loads(text)
-        schema = record.get("schema", SCHEMA) if isinstance(record, dict) else SCHEMA
-        if isinstance(record, dict):
-            problem = misshapen(record) if schema == SCHEMA else None
-        else:
+        record, schema = json.loads(text), SCHEMA
+        if not isinstance(record, dict):
             problem = f"it holds {type(record).__name__}"
+        else:
+            schema = record.get("schema", SCHEMA)
+            problem = misshapen(record) if schema == SCHEMA else None
     except ValueError as error:
         schema = SCHEMA
         problem = f"it is empty or cut short ({error})" if not text.strip() else f"it is no JSON ({error})"
@@ -243,12 +237,11 @@ def load_swap(path):
     """``(swap, damage)`` of the record of a server's last swap, as `load_state`."""
 
     def misshapen(swap):
-        before = swap.get("before")
         lacks = shape_error(swap, SWAP)
-        if not lacks:
-            lacks = shape_error(before, {**BOOT, "secrets": dict}) or _misshapen(before)
-            lacks = lacks and f"in its before, {lacks}"
-        return lacks
+        if lacks:
+            return lacks
+        lacks = shape_error(swap["before"], {**BOOT, "secrets": dict}) or _misshapen(swap["before"])
+        return f"in its before, {lacks}" if lacks else None
 
     advice = (
         "status.yml tells what its server runs, history.yml what was changed before, and the next swap of it writes it anew"

@@ -13,7 +13,7 @@ from ansible.template import Templar
 @pytest.mark.parametrize(
     ("outcome", "said"),
     [
-        ("unrouted", "n-gpu0 was swapped, and the roll ends with it: because"),
+        ("unrouted", "n-gpu0 runs what was wanted, and the roll ends with it: because"),
         ("reverted", "n-gpu0 was not swapped: because"),
         ("lost", "n-gpu0 was not swapped: because"),
     ],

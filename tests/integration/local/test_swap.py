@@ -110,9 +110,13 @@ def test_a_roll_under_traffic_takes_one_server_out_at_a_time_and_fails_no_reques
 def test_a_server_that_the_router_lost_keeps_the_other_one_there_and_is_put_back(deployed, local_fleet):
     before = [state(local_fleet, number) for number in (0, 1)]
     api, key = f"http://127.0.0.1:{local_fleet.options['sglang_router_port']}/workers", {"Authorization": f"Bearer {KEY}"}
-    listed = requests.get(api, headers=key, timeout=10).json()["workers"]
-    (other,) = (worker["id"] for worker in listed if worker["url"].endswith(f":{local_fleet.ports[1]}"))
-    requests.delete(f"{api}/{other}", headers=key, timeout=10).raise_for_status()
+
+    def lose():
+        listed = requests.get(api, headers=key, timeout=10).json()["workers"]
+        (other,) = (worker["id"] for worker in listed if worker["url"].endswith(f":{local_fleet.ports[1]}"))
+        requests.delete(f"{api}/{other}", headers=key, timeout=10).raise_for_status()
+
+    lose()
     with clients_of(local_fleet) as clients:
         rolled = local_fleet.run("swap", "--limit here-cpu0", profile="nomtp")
     assert rolled.rc != 0 and set(clients.answers) == {200}, (clients.answers, clients.wrong, rolled.stdout)
@@ -123,6 +127,13 @@ def test_a_server_that_the_router_lost_keeps_the_other_one_there_and_is_put_back
     same = local_fleet.run("swap", profile="small")
     assert same.rc == 0 and [same.changed(name) for name in NAMES] == [0, 1], same.stdout
     assert "here-cpu1: the router did not have it, and has it now" in same.tasks["Tell what came of it"]["here-cpu0"]["msg"]
+    assert_both_are_routed_to(local_fleet)
+    lose()
+    # SGLang's /health takes a second, so the router has it later than that.
+    late = local_fleet.run("swap", profile="small", sglang_router_join_timeout=1)
+    assert late.rc != 0 and late.tasks["Fail for a server that was not swapped"]["here-cpu1"]["msg"].startswith(
+        "here-cpu1 runs what was wanted, and the roll ends with it: it serves, but the router does not take it: "
+    )
     assert [state(local_fleet, number) for number in (0, 1)] == before
     assert_both_are_routed_to(local_fleet)
 

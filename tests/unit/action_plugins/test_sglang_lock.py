@@ -68,6 +68,8 @@ def test_a_holder_of_this_machine_that_is_gone_is_put_aside_and_told(run, plugin
     child.kill()
     child.wait(10)
     assert plugin.dead(holder)
+    for ticks in (None, "1"):
+        assert not plugin.dead({**holder, "start_ticks": ticks}), "what is not known to be gone is believed"
     result, asked = run(held(holder), TAKEN)
     assert result is TAKEN and [args.get("take_over") for args in asked] == [None, "r0"]
     assert plugin.shown == ["the lock of the fleet was bob's since noon, whose run is over: taken over"]

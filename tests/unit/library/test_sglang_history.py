@@ -28,7 +28,9 @@ def test_entries_of_several_servers_come_in_order_and_a_cut_line_is_left_out(mod
     answer = call(module, {"root": str(tmp_path), "slugs": ["sglang_gpu0", "sglang_gpu1", "sglang_gpu2"]})
     assert answer["changed"] is False
     assert [entry["what"] for entry in answer["entries"]] == ["started", "stopped", "swapped"]
-    assert warned == [f"{Paths(str(tmp_path), 'sglang_gpu1').history} has damaged lines (4 of 6), of which nothing is told"]
+    assert warned == [
+        f"{Paths(str(tmp_path), 'sglang_gpu1').history}: 4 of 6 lines are damaged and not told: look at them there"
+    ]
     newest = call(module, {"root": str(tmp_path), "slugs": ["sglang_gpu1"], "limit": 1})
     assert [entry["what"] for entry in newest["entries"]] == ["stopped"]
 

@@ -92,6 +92,7 @@ def test_check_mode_looks_and_takes_nothing(held):
 
 
 def test_a_holder_without_a_name_and_a_folder_that_takes_nothing_are_errors(held, module, call, tmp_path):
-    assert "expected at least run and who" in call(module, {"root": str(tmp_path), "holder": {}})["msg"]
+    for holder in ({}, {"run": "r1", "who": "alice"}, {"run": "", "who": "alice", "pid": 1}):
+        assert "expected at least run, who and pid" in call(module, {"root": str(tmp_path), "holder": holder})["msg"]
     os.makedirs(tmp_path / "run" / "swap.lock.json")
     assert "can't be written" in held()["msg"]
